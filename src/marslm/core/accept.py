@@ -1,0 +1,58 @@
+"""How many candidates of a step to keep: the threshold tau (paper section 3; METHOD section 3).
+
+Knows nothing about how candidates were chosen or what becomes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from marslm.errors import InputError
+
+
+def probability(log_probs: Tensor, tokens: Tensor) -> Tensor:
+    """Return the probability of the chosen token: the paper's default confidence."""
+    return log_probs.gather(-1, tokens[:, None]).squeeze(-1).exp()
+
+
+def margin(log_probs: Tensor, tokens: Tensor) -> Tensor:
+    """Return how far the most likely token's probability lies above the second's."""
+    top = log_probs.topk(2, dim=-1).values.exp()
+    return top[:, 0] - top[:, 1]
+
+
+def entropy(log_probs: Tensor, tokens: Tensor) -> Tensor:
+    """Return exp(-H), the inverse perplexity: 1 when certain, 1/n for n equally likely tokens."""
+    return log_probs.exp().mul(log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1).exp()
+
+
+CONFIDENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "probability": probability,
+    "margin": margin,
+    "entropy": entropy,
+}
+"""Confidence by name: (log-probabilities [R, V], chosen tokens [R]) -> [R] in [0, 1]."""
+
+
+def accepted_prefix(confidence: Tensor, tau: float) -> int:
+    """Return how many of a step's candidates to keep, at least 1.
+
+    confidence: [B], candidate 0 first. From the left while confidence >= tau; the first candidate
+    is always kept, and what follows the first miss is dropped however confident. tau >= 1 means one
+    token a step by rule, since a rounded softmax can reach 1.0.
+    """
+    if tau >= 1:
+        return 1
+    for index, value in enumerate(confidence.tolist()):
+        if index > 0 and not value >= tau:
+            return index
+    return len(confidence)
+
+
+def check_tau(tau: float) -> None:
+    """Raise InputError unless 0 < tau <= 1."""
+    if not 0 < tau <= 1:
+        raise InputError(f"tau is {tau}: give a value above 0 and at most 1 (1 = one token a step)")

@@ -1,0 +1,235 @@
+"""Dialogues as token ids, with a flag on each token that is a training target.
+
+The targets are what the model itself has to write: each assistant turn and the token that ends
+it. They are told apart by where they stand in the rendered chat template, never by their ids,
+because padding and end of turn are often the same id. Knows nothing about batches, padding, masks
+or losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, takewhile
+from operator import eq, itemgetter
+from typing import TYPE_CHECKING, cast
+
+from marslm.data.dialogues import Dialogue, Message
+from marslm.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Stands in for an answer, to see what a chat template writes after one.
+PROBE = "probe"
+
+
+@dataclass(frozen=True)
+class Example:
+    """One training sequence; `supervised[p]` says that token p is a target. Both have length L."""
+
+    ids: tuple[int, ...]
+    supervised: tuple[bool, ...]
+    source: str
+
+
+@dataclass(frozen=True)
+class EncodeReport:
+    """Rows kept and dropped (too long, or without a target), and tokens in the rows kept."""
+
+    kept: int
+    too_long: int
+    unsupervised: int
+    tokens: int
+    supervised_tokens: int
+
+
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
+    """Return the ids of `messages` and the header of the answer that is to follow.
+
+    Raises InputError without messages, without a chat template, or when the template refuses them.
+    """
+    return _ids(tokenizer, _render(tokenizer, messages, answering=True))
+
+
+def encode_dialogue(tokenizer: PreTrainedTokenizerBase, dialogue: Dialogue) -> Example:
+    """Return `dialogue` as ids; the assistant's turns and their end tokens are supervised.
+
+    The ids before the first answer are those of `encode_prompt`. Messages after the last answer
+    are left out; a dialogue without answers is its prompt, with nothing supervised. Raises
+    InputError, naming the dialogue's source, when the chat template cannot be followed.
+    """
+    ids: list[int] = []
+    supervised: list[bool] = []
+    try:
+        for place, text in enumerate(_segments(tokenizer, dialogue.messages)):
+            piece = _ids(tokenizer, text)
+            targets = _count_targets(tokenizer, place, piece)
+            ids += piece
+            supervised += [True] * targets + [False] * (len(piece) - targets)
+    except InputError as error:
+        raise InputError(f"{dialogue.source}: {error}") from error
+    return Example(tuple(ids), tuple(supervised), dialogue.source)
+
+
+def example_from_answer(
+    prompt_ids: Sequence[int], answer_ids: Sequence[int], source: str
+) -> Example:
+    """Return prompt and answer as one example, for an answer that is ids from the start.
+
+    `answer_ids` are all supervised; they include the end token if the answer ended.
+    """
+    supervised = (False,) * len(prompt_ids) + (True,) * len(answer_ids)
+    return Example((*prompt_ids, *answer_ids), supervised, source)
+
+
+def encode_all(
+    tokenizer: PreTrainedTokenizerBase, dialogues: Iterable[Dialogue], *, max_length: int
+) -> tuple[list[Example], EncodeReport]:
+    """Encode `dialogues`, dropping and counting those over `max_length` tokens or without a target.
+
+    Raises InputError when no row is left, or when every token or none would be a target.
+    """
+    encoded = [encode_dialogue(tokenizer, dialogue) for dialogue in dialogues]
+    answered = [example for example in encoded if any(example.supervised)]
+    kept = [example for example in answered if len(example.ids) <= max_length]
+    report = EncodeReport(
+        kept=len(kept),
+        too_long=len(answered) - len(kept),
+        unsupervised=len(encoded) - len(answered),
+        tokens=sum(len(example.ids) for example in kept),
+        supervised_tokens=sum(sum(example.supervised) for example in kept),
+    )
+    _refuse_useless(report, max_length)
+    return kept, report
+
+
+def mark_supervised(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[tuple[str, bool]]:
+    """Return the decoded text as (span, supervised) pairs; the spans joined are the whole text.
+
+    A character whose bytes lie on both sides of a boundary goes to the later span.
+    """
+    whole = _text(tokenizer, example.ids)
+    marks: list[bool] = []
+    end = 0
+    for flag, run in groupby(example.supervised):
+        end += len(list(run))
+        # Half a character decodes to a replacement mark, which the whole text does not share.
+        shared = _shared_length(whole, _text(tokenizer, example.ids[:end]))
+        marks += [flag] * (shared - len(marks))
+    pairs = groupby(zip(whole, marks, strict=True), key=itemgetter(1))
+    return [("".join(character for character, _ in run), flag) for flag, run in pairs]
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, answering: bool
+) -> str:
+    """Return `messages` as text, with the header of an answer after them if `answering`."""
+    from jinja2 import TemplateError
+
+    if not tokenizer.chat_template:
+        raise InputError(
+            f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use an "
+            "instruction-tuned checkpoint, or set tokenizer.chat_template and save it"
+        )
+    if not messages:
+        raise InputError("no message to answer; put a user message before the assistant's")
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=answering)
+    except TemplateError as error:
+        raise InputError(f"the chat template refuses the messages: {error}") from error
+    return cast("str", text)
+
+
+def _segments(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[str]:
+    """Split the rendered dialogue into template, answer, template, ..., answer, template.
+
+    Apart, so that an answer's first letters cannot merge with its header into tokens that the
+    prompt does not end in at inference.
+    """
+    answers = [place for place, message in enumerate(messages) if message.role == "assistant"]
+    if not answers:
+        return [_render(tokenizer, messages, answering=True)]
+    texts: list[str] = []
+    whole = closing = ""
+    for place in answers:
+        opened = _render(tokenizer, messages[:place], answering=True)
+        before, whole = whole, _render(tokenizer, messages[: place + 1], answering=False)
+        written = len(before) - len(closing)
+        closing = _closing(tokenizer, messages[:place])
+        if not (opened.startswith(before) and _follows(opened, whole, closing)):
+            raise InputError(
+                "the chat template rewrites earlier text when an answer is added (thinking "
+                "blocks?), so the prompt of each answer is not unique; keep one assistant turn a "
+                "row, or set a plainer chat template"
+            )
+        texts += [opened[written:], whole[len(opened) : len(whole) - len(closing)]]
+    return [*texts, closing]
+
+
+def _follows(opened: str, whole: str, closing: str) -> bool:
+    """Say whether `whole` is `opened`, some answer, and `closing`."""
+    room = len(whole) - len(opened) - len(closing)
+    return room >= 0 and whole.startswith(opened) and whole.endswith(closing)
+
+
+def _closing(tokenizer: PreTrainedTokenizerBase, asked: Sequence[Message]) -> str:
+    """Return what the template writes after an answer to `asked`."""
+    probed = _render(tokenizer, [*asked, Message("assistant", PROBE)], answering=False)
+    _, found, closing = probed.rpartition(PROBE)
+    if not found:
+        raise InputError("the chat template leaves the assistant's text out; mend the template")
+    return closing
+
+
+def _count_targets(tokenizer: PreTrainedTokenizerBase, place: int, piece: Sequence[int]) -> int:
+    """Return how many leading ids of segment number `place` are targets."""
+    if place == 0:
+        return 0
+    return len(piece) if place % 2 else _turn_end(tokenizer, piece)
+
+
+def _turn_end(tokenizer: PreTrainedTokenizerBase, piece: Sequence[int]) -> int:
+    """Return how many ids of `piece`, the text after an answer, end that answer's turn."""
+    added = tokenizer.added_tokens_decoder
+    special = {token_id for token_id in piece if token_id in added and added[token_id].special}
+    special.update(tokenizer.all_special_ids)
+    for place, token_id in enumerate(piece):
+        if token_id in special:
+            return place + 1
+    raise InputError(
+        "the chat template ends an assistant's turn without a special token, so the model could "
+        "not learn to stop; have the template write the end token after each answer"
+    )
+
+
+def _refuse_useless(report: EncodeReport, max_length: int) -> None:
+    if not report.kept and not report.too_long:
+        raise InputError(
+            f"0 % of the tokens are supervised ({report.unsupervised} rows, none with an assistant "
+            "turn); add answers to the rows"
+        )
+    if not report.kept:
+        raise InputError(
+            f"no row is left: {report.too_long} are longer than {max_length} tokens and "
+            f"{report.unsupervised} have no assistant turn; raise max_length or shorten the rows"
+        )
+    if report.supervised_tokens == report.tokens:
+        raise InputError(
+            "100 % of the tokens are supervised: the chat template shows nothing of the prompts; "
+            "mend the template"
+        )
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    # The template has written every special token already.
+    return cast("list[int]", tokenizer.encode(text, add_special_tokens=False))
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+    return cast("str", tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
+
+
+def _shared_length(a: str, b: str) -> int:
+    return sum(takewhile(bool, map(eq, a, b)))

@@ -1,0 +1,4 @@
+"""Training data that the model writes itself.
+
+Knows nothing about training.
+"""

@@ -1,0 +1,169 @@
+"""Continuous batching without a barrier: every request has its own cursor and moves at its own pace.
+
+`Engine.step` is the whole of it: schedule, propose, forward, accept. Knows nothing about text
+formats, threads or where prompts come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass, replace
+from itertools import count
+
+from torch import Tensor
+
+from marslm.engine.scheduler import Scheduler
+from marslm.engine.speed import SpeedKnob
+from marslm.errors import InputError
+from marslm.models.loading import MarsModel
+from marslm.runtime.decoder import Decoder
+from marslm.runtime.params import SamplingParams
+from marslm.runtime.runner import Runner, Work
+from marslm.runtime.sequence import Sequence
+from marslm.runtime.stopping import Transcript
+from marslm.strategies.base import StepSettings, Strategy
+from marslm.strategies.registry import check_strategy, create_strategy
+
+DEFAULT_BLOCK = 4
+"""B for a model without a record, the paper's smallest."""
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """What one step brought one request: committed token ids and the text they completed."""
+
+    sequence: Sequence
+    tokens: list[int]
+    text: str
+
+
+class Engine:
+    """Decodes many requests together.
+
+    speed: the live knob. slots: requests at once. max_length: tokens of one request, prompt, answer
+    and window together; at most the model's context.
+    """
+
+    def __init__(
+        self,
+        model: MarsModel,
+        *,
+        slots: int = 8,
+        max_length: int | None = None,
+        token_budget: int = 512,
+        pack: bool = True,
+    ) -> None:
+        """Build the decoder and its cache; `pack=False` keeps plain linears."""
+        self.model = model
+        self.speed = SpeedKnob()
+        self.max_length = min(max_length or model.context_length, model.context_length)
+        decoder = Decoder(model, max_length=self.max_length, pack=pack)
+        self._cache = decoder.new_cache(slots)
+        self._runner = Runner(decoder, self._cache, model.mask_token_id)
+        self._scheduler = Scheduler(self._cache, token_budget)
+        self._strategies: dict[str, Strategy] = {}
+        self._numbers = count()
+
+    def add(self, prompt: list[int], params: SamplingParams | None = None) -> Sequence:
+        """Queue a prompt of token ids; InputError if it cannot be answered."""
+        params = params or SamplingParams()
+        if params.strategy is not None:
+            check_strategy(params.strategy)
+        room = self._check_prompt(prompt)
+        params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
+        transcript = Transcript(self.model.tokenizer, params, self.model.end_token_ids)
+        sequence = Sequence(next(self._numbers), prompt, params, transcript)
+        self._scheduler.add(sequence)
+        return sequence
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a request now; its slot is free for the next step."""
+        if not sequence.finished:
+            self._scheduler.retire(sequence)
+            sequence.transcript.finish("abort")
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self._scheduler.waiting or self._scheduler.running)
+
+    def run(self) -> Iterator[StepEvent]:
+        """Step until idle; requests may be added and aborted meanwhile."""
+        while self.busy:
+            yield from self.step()
+
+    def step(self) -> list[StepEvent]:
+        """Run one forward for everybody; return what it brought each request that got tokens."""
+        plans = [self._plan(sequence, chunk) for sequence, chunk in self._scheduler.schedule()]
+        logits = self._runner.forward([plan.work for plan in plans])
+        events = [self._settle(plan, rows) for plan, rows in zip(plans, logits, strict=True)]
+        return [event for event in events if event is not None]
+
+    def _plan(self, sequence: Sequence, chunk: list[int]) -> _Plan:
+        """Ask the strategy for a window, unless part of the prompt is still to come."""
+        strategy, settings = self._how(sequence)
+        window: ListOf[int] = []
+        end = sequence.num_cached + len(chunk)
+        whole = end == len(sequence.tokens)
+        if whole:
+            window = strategy.propose(sequence, settings)[: self.max_length - end]
+        assert sequence.slot is not None
+        wanted = 1 + len(window) if whole else 0
+        work = Work(sequence.slot, sequence.num_cached, [*chunk, *window], wanted)
+        return _Plan(sequence, len(chunk), work, strategy, settings)
+
+    def _settle(self, plan: _Plan, logits: Tensor) -> StepEvent | None:
+        """Commit what the strategy accepts and move the cursor."""
+        sequence = plan.sequence
+        sequence.rows += len(plan.work.tokens)
+        if plan.work.wanted == 0:
+            sequence.num_cached += plan.pending
+            return None
+        window = plan.work.tokens[plan.pending :]
+        outcome = plan.strategy.accept(sequence, window, logits, plan.settings)
+        tokens = sequence.commit(outcome.new_tokens)
+        sequence.advance(plan.pending + outcome.kept)
+        if sequence.finished:
+            self._scheduler.retire(sequence)
+        return StepEvent(sequence, tokens, sequence.transcript.take_new_text())
+
+    def _how(self, sequence: Sequence) -> tuple[Strategy, StepSettings]:
+        """Return this step's strategy and settings: the request's own, else the live knob's."""
+        params = sequence.params
+        name = params.strategy or self.speed.strategy
+        if name not in self._strategies:
+            self._strategies[name] = create_strategy(name, self.model.mask_token_id)
+        if sequence.strategy != name:
+            sequence.strategy, sequence.state = name, None
+        record = self.model.record
+        block = params.block or (record.block_size if record else DEFAULT_BLOCK)
+        tau = self.speed.tau if params.tau is None else params.tau
+        return self._strategies[name], StepSettings(block, tau)
+
+    def _check_prompt(self, prompt: list[int]) -> int:
+        """Return how many tokens the answer may have; InputError if none."""
+        if not prompt:
+            raise InputError("the prompt is empty: give at least one token")
+        vocabulary = self.model.network.config.vocab_size
+        if not all(0 <= token < vocabulary for token in prompt):
+            raise InputError(f"the prompt has token ids outside 0..{vocabulary - 1}")
+        room = self.max_length - len(prompt)
+        if room < 1:
+            raise InputError(
+                f"the prompt has {len(prompt)} tokens, and with at least one for the answer that "
+                f"is beyond the limit of {self.max_length}; shorten it or raise the limit "
+                f"(the model's context is {self.model.context_length})"
+            )
+        return room
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One request's part in a step. pending: how many of the work's tokens are real ones."""
+
+    sequence: Sequence
+    pending: int
+    work: Work
+    strategy: Strategy
+    settings: StepSettings

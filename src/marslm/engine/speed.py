@@ -1,0 +1,29 @@
+"""The live speed knob: the strategy and tau of requests that set none of their own.
+
+Read at every step, so turning it works in the middle of an answer. Knows nothing about who turns
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from marslm.core.accept import check_tau
+from marslm.strategies.registry import check_strategy
+
+
+@dataclass
+class SpeedKnob:
+    """Defaults that may change while requests run; assignments are checked."""
+
+    strategy: str = "lossless"
+    tau: float = 0.9
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse an unknown strategy and a tau outside (0, 1]; the old value stays."""
+        if name == "tau":
+            assert isinstance(value, (int, float))
+            check_tau(value)
+        if name == "strategy":
+            check_strategy(str(value))
+        super().__setattr__(name, value)

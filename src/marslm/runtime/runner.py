@@ -1,0 +1,124 @@
+"""One forward for many requests: lays their rows out, runs the decoder, hands logits back.
+
+Knows nothing about what the window entries mean, nor about which tokens are kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marslm.core.masks import window_mask
+from marslm.runtime.cache import SlotCache
+from marslm.runtime.decoder import AttentionGroup, Decoder, RowBatch, RowIndex
+
+_WIDE = 16
+"""Requests with more rows than this attend on their own, so that nobody is padded to a prompt."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one request feeds into a forward.
+
+    first_cell: its cursor. tokens: pending tokens, then the window's entries. wanted: how many of
+    the last rows need logits.
+    """
+
+    slot: int
+    first_cell: int
+    tokens: list[int]
+    wanted: int
+
+
+class Runner:
+    """Runs `Work` through a decoder and its cache."""
+
+    def __init__(self, decoder: Decoder, cache: SlotCache, mask_token_id: int) -> None:
+        """Keep the decoder and the cache; rows with `mask_token_id` are masks."""
+        self._decoder = decoder
+        self._cache = cache
+        self._mask_token_id = mask_token_id
+
+    def forward(self, works: list[Work]) -> list[Tensor]:
+        """Return for each work the logits [wanted, V] of its last rows."""
+        order = sorted(range(len(works)), key=lambda i: (len(works[i].tokens) > _WIDE, works[i].slot))
+        ordered = [works[i] for i in order]
+        logits = self._decoder.forward(self._lay_out(ordered), self._cache)
+        parts = dict(zip(order, logits.split([w.wanted for w in ordered]), strict=True))
+        return [parts[i] for i in range(len(works))]
+
+    def _lay_out(self, works: list[Work]) -> RowBatch:
+        ids = torch.tensor([token for work in works for token in work.tokens])
+        slots = torch.tensor([work.slot for work in works for _ in work.tokens])
+        cells = torch.tensor(
+            [work.first_cell + i for work in works for i in range(len(work.tokens))]
+        )
+        device = self._decoder.device
+        return RowBatch(
+            ids=ids.to(device),
+            slots=slots.to(device),
+            cells=cells.to(device),
+            groups=self._groups(works),
+            masks=_as_index(torch.nonzero(ids == self._mask_token_id).flatten(), device),
+            outputs=_as_index(_output_rows(works), device),
+        )
+
+    def _groups(self, works: list[Work]) -> list[AttentionGroup]:
+        """Put narrow works into one group and each wide one into its own."""
+        narrow = [work for work in works if len(work.tokens) <= _WIDE]
+        lists = [narrow] if narrow else []
+        lists += [[work] for work in works if len(work.tokens) > _WIDE]
+        groups, row = [], 0
+        for members in lists:
+            group = self._group(members, row)
+            groups.append(group)
+            row = group.rows.stop
+        return groups
+
+    def _group(self, works: list[Work], first_row: int) -> AttentionGroup:
+        rows = sum(len(work.tokens) for work in works)
+        slots = slice(works[0].slot, works[-1].slot + 1)
+        width = max(len(work.tokens) for work in works)
+        keys = max(work.first_cell + len(work.tokens) for work in works)
+        single_row = rows == 1
+        # Padding and idle slots sit in cell 0, which is finite: their result is thrown away.
+        cells = torch.zeros(slots.stop - slots.start, width, dtype=torch.int64)
+        scatter = []
+        for work in works:
+            place, count = work.slot - slots.start, len(work.tokens)
+            cells[place, :count] = torch.arange(work.first_cell, work.first_cell + count)
+            scatter += range(place * width, place * width + count)
+        full = rows == cells.numel()
+        return AttentionGroup(
+            rows=slice(first_row, first_row + rows),
+            slots=slots,
+            width=width,
+            keys=keys,
+            mask=None if single_row else self._scores_mask(cells, keys),
+            scatter=None if full else torch.tensor(scatter, device=self._decoder.device),
+        )
+
+    def _scores_mask(self, cells: Tensor, keys: int) -> Tensor:
+        decoder = self._decoder
+        group_size = decoder.heads // decoder.kv_heads
+        hidden = ~window_mask(cells.to(decoder.device), keys).repeat_interleave(group_size, dim=-2)
+        mask = torch.zeros(hidden.shape, dtype=decoder.dtype, device=decoder.device)
+        return mask.masked_fill_(hidden, -torch.inf)
+
+
+def _output_rows(works: list[Work]) -> Tensor:
+    rows, end = [], 0
+    for work in works:
+        end += len(work.tokens)
+        rows += range(end - work.wanted, end)
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def _as_index(rows: Tensor, device: torch.device) -> RowIndex | None:
+    """Return rows that follow one another as a slice: a view instead of a copy; None if none."""
+    if len(rows) == 0:
+        return None
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first == len(rows) - 1 else rows.to(device)

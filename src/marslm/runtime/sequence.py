@@ -1,0 +1,61 @@
+"""One request while it runs.
+
+A request has no phases: `num_cached` catches up with `len(tokens)`, and a long prompt is only many
+pending tokens. Knows nothing about other requests, strategies or time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from marslm.runtime.params import SamplingParams
+from marslm.runtime.stopping import Transcript
+
+
+class Sequence:
+    """Tokens, cursor and counters of one request.
+
+    tokens: prompt and committed answer. num_cached: how many leading tokens have their keys and
+    values in the cache; always below len(tokens), so at least one token is pending. slot: the row
+    of the cache, None while waiting. strategy, state: the name of the strategy that served the last
+    step, and what it remembers. runs: committed tokens of each forward that brought any. rows: input
+    rows of all its forwards.
+    """
+
+    def __init__(
+        self, number: int, prompt: list[int], params: SamplingParams, transcript: Transcript
+    ) -> None:
+        """Start at the prompt with nothing cached."""
+        self.number = number
+        self.tokens = list(prompt)
+        self.prompt_length = len(prompt)
+        self.params = params
+        self.transcript = transcript
+        self.num_cached = 0
+        self.slot: int | None = None
+        self.strategy: str | None = None
+        self.state: Any = None
+        self.runs: list[int] = []
+        self.rows = 0
+
+    @property
+    def pending(self) -> list[int]:
+        """The tokens whose keys and values are not cached yet."""
+        return self.tokens[self.num_cached :]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer has ended."""
+        return self.transcript.finish_reason is not None
+
+    def commit(self, tokens: list[int]) -> list[int]:
+        """Append accepted tokens up to where the answer ends; return those appended."""
+        committed = tokens[: self.transcript.extend(tokens)]
+        self.tokens.extend(committed)
+        self.runs.append(len(committed))
+        return committed
+
+    def advance(self, cells: int) -> None:
+        """Move the cursor over `cells` more cells that hold real tokens; one stays pending."""
+        self.num_cached = min(self.num_cached + cells, len(self.tokens) - 1)
+        assert 0 <= self.num_cached < len(self.tokens)

@@ -1,0 +1,77 @@
+"""How far a run has come: by steps, or by minutes of training time.
+
+The learning rate follows this fraction, so that a run of so many minutes decays to zero just as one
+of so many steps does. Time already used is part of a checkpoint. Knows nothing about losses.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+UNBOUNDED_STEPS = 1_000_000
+"""Steps that the Trainer is told when minutes end the run."""
+
+
+class Budget(TrainerCallback, ExportableState):  # type: ignore[misc]
+    """Ends the run when it is used up."""
+
+    def __init__(self, steps: int | None, minutes: float | None, used: float = 0.0) -> None:
+        """Give either; `used`: seconds that an earlier part of the run took."""
+        self._steps = steps
+        self._seconds = None if minutes is None else minutes * 60
+        self._used = used
+        self._started: float | None = None
+
+    @property
+    def max_steps(self) -> int:
+        """The steps to tell the Trainer."""
+        return self._steps or UNBOUNDED_STEPS
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of training so far, over all parts of the run."""
+        running = 0.0 if self._started is None else time.monotonic() - self._started
+        return self._used + running
+
+    def fraction(self, step: int) -> float:
+        """Return how much of the budget is used after `step` steps, in [0, 1]."""
+        used = step / self.max_steps if self._seconds is None else self.elapsed / self._seconds
+        return min(1.0, used)
+
+    def seconds_left(self, step: int) -> float | None:
+        """Return an estimate of the time left, None before the first step."""
+        used = self.fraction(step)
+        return self.elapsed * (1 - used) / used if used > 0 and step > 0 else None
+
+    def learning_rate_factor(self, step: int, warmup: float) -> float:
+        """Return the cosine schedule with linear warm-up over the share `warmup`, in [0, 1]."""
+        used = self.fraction(step)
+        if used < warmup:
+            # The first step would otherwise train nothing.
+            return max(used, 1e-3) / warmup
+        return 0.5 * (1 + math.cos(math.pi * (used - warmup) / (1 - warmup)))
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Start the clock."""
+        self._started = time.monotonic()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Stop when the time is used up."""
+        if self.fraction(state.global_step) >= 1:
+            control.should_training_stop = True
+            control.should_save = True
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        minutes = None if self._seconds is None else self._seconds / 60
+        return {
+            "args": {"steps": self._steps, "minutes": minutes},
+            "attributes": {"_used": self.elapsed},
+        }

@@ -1,0 +1,38 @@
+"""What a run tells whoever watches: plain facts, rendered elsewhere.
+
+Knows nothing about terminals or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One log interval. accuracy: by masks seen, index 0 the clean rows; None where not measured."""
+
+    step: int
+    fraction: float
+    loss: float
+    learning_rate: float
+    accuracy: tuple[float | None, ...]
+    tokens: int
+    tokens_per_second: float
+    elapsed: float
+    seconds_left: float | None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint is complete."""
+
+    step: int
+    folder: Path
+
+
+Event: TypeAlias = "Progress | Saved"
+Listener: TypeAlias = Callable[[Event], None]

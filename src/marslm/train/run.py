@@ -1,0 +1,104 @@
+"""One training run from examples to saved weights.
+
+Knows nothing about where examples come from, nor about decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import PreTrainedModel
+
+from marslm.data.encode import Example
+from marslm.errors import InputError
+from marslm.models.loading import MarsModel
+from marslm.models.record import MarsRecord, marks_of
+from marslm.train.batches import TwoStreamData
+from marslm.train.config import LORA_TARGETS, TuneConfig
+from marslm.train.events import Listener
+from marslm.train.objectives import FrozenClean, TwoStream
+from marslm.train.saving import save_adapter, save_model
+from marslm.train.trainer import MarsTrainer, last_checkpoint
+
+
+def train(
+    model: MarsModel,
+    examples: Sequence[Example],
+    config: TuneConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    listener: Listener = lambda event: None,
+) -> MarsRecord:
+    """Train `model` on `examples` and write the result to `folder`; return its record.
+
+    The model's network is changed in place: load it anew to decode. `resume` continues from the
+    last complete checkpoint in `folder`.
+
+    Raises InputError without examples, without a checkpoint to resume from, or with a folder that
+    already holds a run while not resuming.
+    """
+    if not examples:
+        raise InputError("there is nothing to train on: give at least one example")
+    checkpoints = folder / "checkpoints"
+    checkpoint = _checkpoint_to_resume(checkpoints, resume)
+    record = MarsRecord(
+        mode=config.mode,
+        mask_token_id=model.mask_token_id,
+        block_size=config.block_size,
+        base=marks_of(model.network, model.tokenizer),
+        training={"base_model": model.name, "examples": len(examples), **asdict(config)},
+    )
+    network, objective = _prepare(model, config)
+    data = TwoStreamData(examples, config)
+    trainer = MarsTrainer(objective, data, config, checkpoints, listener)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if isinstance(network, PeftModel):
+        save_adapter(network, record, folder)
+    else:
+        save_model(network, model.tokenizer, record, folder)
+    return record
+
+
+def _checkpoint_to_resume(checkpoints: Path, resume: bool) -> Path | None:
+    checkpoint = last_checkpoint(checkpoints)
+    if resume and checkpoint is None:
+        raise InputError(f"{checkpoints} has no complete checkpoint: start without --resume")
+    if checkpoint is not None and not resume:
+        raise InputError(
+            f"{checkpoints.parent} already holds a run: continue it with --resume, or choose "
+            "another output folder"
+        )
+    return checkpoint
+
+
+def _prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | PeftModel, nn.Module]:
+    """Return the network with what is to be trained requiring gradients, and the objective."""
+    mask, block = model.mask_token_id, config.block_size
+    network = model.network.to(torch.float32)  # type: ignore[arg-type]
+    if config.mode == "full":
+        network.requires_grad_(True)
+        return network, TwoStream(network, mask, block, config.ar_weight)
+    with torch.random.fork_rng():
+        torch.manual_seed(config.seed)
+        adapted = get_peft_model(network, _lora_config(model, config))
+    assert isinstance(adapted, PeftModel)
+    if config.mode == "lora":
+        return adapted, TwoStream(adapted, mask, block, config.ar_weight)
+    return adapted, FrozenClean(adapted, mask, block, config.kl_weight)
+
+
+def _lora_config(model: MarsModel, config: TuneConfig) -> LoraConfig:
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=config.rank,
+        lora_alpha=config.rank,
+        target_modules=list(LORA_TARGETS),
+        # [MASK] gets its own embedding: one existing row, so nothing is resized or untied.
+        trainable_token_indices={"embed_tokens": [model.mask_token_id]},
+    )

@@ -1,0 +1,73 @@
+"""Writes what a run trained: an adapter folder, or a whole model.
+
+Both appear at once or not at all. Knows nothing about how they were trained.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from safetensors.torch import save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from marslm import files
+from marslm.models.adapter import CONFIG_FILE, MASK_ONLY_PEFT_TYPE, WEIGHTS_FILE
+from marslm.models.record import MarsRecord
+
+
+def save_adapter(network: PeftModel, record: MarsRecord, folder: Path) -> None:
+    """Write the adapter in PEFT's files, bfloat16, with `mars.json`.
+
+    A mask-only adapter is not named LORA, so that PEFT refuses it instead of applying it to rows it
+    was not made for.
+    """
+    weights = {
+        name: tensor.to(torch.bfloat16).contiguous().cpu()
+        for name, tensor in get_peft_model_state_dict(network).items()
+    }
+    config = _plain(network.peft_config["default"].to_dict())
+    if record.mode == "mask-only":
+        config["peft_type"] = MASK_ONLY_PEFT_TYPE
+    config["inference_mode"] = True
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.new_folder(folder / ".adapter") as draft:
+        save_file(weights, draft / WEIGHTS_FILE, metadata={"format": "pt"})
+        files.write_text(draft / CONFIG_FILE, json.dumps(config, indent=1, sort_keys=True) + "\n")
+        record.save(draft)
+    _publish(folder / ".adapter", folder)
+
+
+def save_model(
+    network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record: MarsRecord, folder: Path
+) -> None:
+    """Write a whole model, loadable by transformers, with `mars.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.new_folder(folder / ".model") as draft:
+        network.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        record.save(draft)
+    _publish(folder / ".model", folder)
+
+
+def _publish(draft: Path, folder: Path) -> None:
+    """Move complete files from `draft` into `folder`, the weights before the record."""
+    for path in sorted(draft.iterdir(), key=lambda path: path.name == "mars.json"):
+        path.replace(folder / path.name)
+    draft.rmdir()
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` as JSON types: PEFT's configuration holds sets and enumerations."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, set):
+        return sorted(_plain(item) for item in value)
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return getattr(value, "value", value)
+    return str(value)

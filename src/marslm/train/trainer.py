@@ -1,0 +1,245 @@
+"""transformers' Trainer with this project's losses, sampling, schedule and checkpoints.
+
+Adds nothing that the Trainer does itself. Knows nothing about decoding or where examples are from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import Sampler
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainingArguments,
+)
+
+from marslm.core.losses import LossCounts
+from marslm.errors import InputError
+from marslm.train.batches import EndlessVisits, TwoStreamData, Visit, collate
+from marslm.train.budget import Budget
+from marslm.train.config import TuneConfig
+from marslm.train.events import Listener, Progress, Saved
+from marslm.train.objectives import Hits, count_targets
+
+_WEIGHTS = "trained.safetensors"
+_COMPLETE = "complete"
+
+
+class MarsTrainer(Trainer):
+    """Runs an objective module over two-stream data."""
+
+    def __init__(
+        self,
+        objective: nn.Module,
+        data: TwoStreamData,
+        config: TuneConfig,
+        folder: Path,
+        listener: Listener,
+    ) -> None:
+        """`folder`: where checkpoints go. `listener` hears progress."""
+        self._config = config
+        self._budget = Budget(config.steps, config.minutes)
+        self._listener = listener
+        self._meter = _Meter(config.block_size)
+        super().__init__(
+            model=objective,
+            args=_arguments(config, self._budget, folder),
+            train_dataset=data,
+            data_collator=collate,
+            callbacks=[self._budget, _SaveByTime(config.checkpoint_minutes)],
+        )
+        # compute_loss divides by global counts itself.
+        self.loss_is_scaled_for_ga = True
+        self.remove_callback(ProgressCallback)
+        self.remove_callback(PrinterCallback)
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> LambdaLR:
+        """Return the schedule over the budget, be it steps or minutes."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = LambdaLR(
+                optimizer or self.optimizer,
+                lambda step: self._budget.learning_rate_factor(step, self._config.warmup),
+            )
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Visit]:
+        data = self.train_dataset
+        assert isinstance(data, TwoStreamData)
+        visits = self._budget.max_steps * self._config.batch_size
+        return EndlessVisits(data.lengths, self._config.batch_size, visits, self._config.seed)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor:
+        """Return the targets of all micro-batches and ranks: [of L_mask, of L_AR]."""
+        counts = torch.tensor([count_targets(batch) for batch in batch_samples], device=device)
+        return self.accelerator.reduce(counts.sum(0), "sum").to(torch.float32).clamp(min=1)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor:
+        """Return the loss of one micro-batch, a part of the global mean."""
+        assert isinstance(num_items_in_batch, Tensor)
+        counts = LossCounts(mask=num_items_in_batch[0], ar=num_items_in_batch[1])
+        loss, hits = model(inputs, counts)
+        if not torch.isfinite(loss):
+            raise InputError(
+                f"the loss is {loss.item()} at step {self.state.global_step}; resume from the last "
+                "checkpoint with a lower learning rate"
+            )
+        self._meter.add(loss.detach(), hits, int((inputs["clean"]["document"] >= 0).sum()))
+        # Data parallelism averages gradients over ranks, but the counts are global already.
+        scaled: Tensor = loss * self.accelerator.num_processes
+        return scaled
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Turn the Trainer's own log call into an event."""
+        if "loss" not in logs or self._meter.batches == 0:
+            return
+        step = self.state.global_step
+        self._listener(
+            Progress(
+                step=step,
+                fraction=self._budget.fraction(step),
+                learning_rate=logs["learning_rate"],
+                elapsed=self._budget.elapsed,
+                seconds_left=self._budget.seconds_left(step),
+                **self._meter.read(),
+            )
+        )
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Write what is trained, and only that."""
+        folder = Path(output_dir or str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(_trained(self.model), folder / _WEIGHTS)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save as the Trainer does, then mark the checkpoint complete."""
+        super()._save_checkpoint(model, trial)
+        step = self.state.global_step
+        folder = Path(str(self.args.output_dir)) / f"checkpoint-{step}"
+        (folder / _COMPLETE).touch()
+        self._listener(Saved(step, folder))
+
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
+        saved = load_file(Path(resume_from_checkpoint) / _WEIGHTS)
+        trained = _trained(self.model)
+        if saved.keys() != trained.keys():
+            raise InputError(
+                f"{resume_from_checkpoint} was written by a run with other settings; resume with "
+                "the same mode and rank, or start anew in another folder"
+            )
+        with torch.no_grad():
+            for name, weight in trained.items():
+                weight.copy_(saved[name])
+
+
+class _Meter:
+    """Sums of one log interval."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._all_tokens = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.batches = 0
+        self._tokens = 0
+        self._loss = 0.0
+        self._correct = torch.zeros(self._block_size)
+        self._total = torch.zeros(self._block_size)
+        self._since = time.monotonic()
+
+    def add(self, loss: Tensor, hits: Hits, tokens: int) -> None:
+        self.batches += 1
+        self._loss += loss.item()
+        self._tokens += tokens
+        self._all_tokens += tokens
+        self._correct += hits.correct.cpu()
+        self._total += hits.total.cpu()
+
+    def read(self) -> dict[str, Any]:
+        """Return the facts since the last call: one optimiser step, since every step is logged."""
+        pairs = zip(self._correct.tolist(), self._total.tolist(), strict=True)
+        facts = {
+            # Micro-batches are parts of one global mean, so they add up.
+            "loss": self._loss,
+            "accuracy": tuple(c / t if t else None for c, t in pairs),
+            "tokens": self._all_tokens,
+            "tokens_per_second": self._tokens / max(1e-9, time.monotonic() - self._since),
+        }
+        self._reset()
+        return facts
+
+
+class _SaveByTime(TrainerCallback):  # type: ignore[misc]
+    """Asks for a checkpoint every so many minutes."""
+
+    def __init__(self, minutes: float) -> None:
+        self._seconds = minutes * 60
+        self._last = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
+        if time.monotonic() - self._last >= self._seconds:
+            control.should_save = True
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        self._last = time.monotonic()
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint; a killed run may have left an incomplete one."""
+    complete = [mark.parent for mark in folder.glob(f"checkpoint-*/{_COMPLETE}")]
+    return max(complete, key=lambda path: int(path.name.split("-")[1]), default=None)
+
+
+def _trained(model: nn.Module) -> dict[str, Tensor]:
+    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+
+
+def _arguments(config: TuneConfig, budget: Budget, folder: Path) -> TrainingArguments:
+    return TrainingArguments(
+        output_dir=str(folder),
+        max_steps=budget.max_steps,
+        per_device_train_batch_size=config.batch_size // config.accumulation,
+        gradient_accumulation_steps=config.accumulation,
+        learning_rate=config.learning_rate,
+        weight_decay=0.0,
+        use_cpu=not torch.cuda.is_available(),
+        bf16=has_fast_bfloat16(),
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        save_total_limit=2,
+        restore_callback_states_from_checkpoint=True,
+        remove_unused_columns=False,
+        report_to="none",
+        seed=config.seed,
+        disable_tqdm=True,
+    )
+
+
+def has_fast_bfloat16() -> bool:
+    """Return whether matrix products run faster in bfloat16 here: GPUs, and CPUs with AMX."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported()
+    return bool(torch.cpu.get_capabilities().get("amx_bf16", False))

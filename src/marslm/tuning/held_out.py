@@ -1,0 +1,70 @@
+"""Measures trained weights on held-out prompts by decoding them.
+
+Knows nothing about training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from marslm.engine.api import Answer, room_for, run_all
+from marslm.engine.engine import Engine
+from marslm.models.loading import load
+from marslm.runtime.params import SamplingParams
+
+WAYS = (
+    SamplingParams(strategy="ar"),
+    SamplingParams(strategy="lossless"),
+    SamplingParams(strategy="mars", tau=0.9),
+    SamplingParams(strategy="mars", tau=0.7),
+)
+"""How held-out prompts are decoded."""
+
+
+@dataclass(frozen=True)
+class HeldOutResult:
+    """One way of decoding over all held-out prompts. same_as_ar: share of equal answers."""
+
+    strategy: str
+    tau: float | None
+    tokens: int
+    forwards: int
+    same_as_ar: float
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Committed tokens per forward, prompts' forwards included."""
+        return self.tokens / max(1, self.forwards)
+
+
+def measure_held_out(
+    model_name: str,
+    folder: Path,
+    prompts: Sequence[list[int]],
+    *,
+    max_new_tokens: int = 128,
+    slots: int = 8,
+) -> list[HeldOutResult]:
+    """Decode `prompts` with the adapter or model in `folder`, greedily, in each of `WAYS`."""
+    if (folder / "adapter_config.json").exists():
+        model = load(model_name, adapter=folder)
+    else:
+        model = load(str(folder))
+    ways = [replace(way, max_new_tokens=max_new_tokens) for way in WAYS]
+    longest = max(map(len, prompts))
+    engine = Engine(model, slots=slots, max_length=room_for(model, longest, ways[0]))
+    answers = [run_all(engine, prompts, way) for way in ways]
+    return [_result(way, found, answers[0]) for way, found in zip(ways, answers, strict=True)]
+
+
+def _result(way: SamplingParams, answers: list[Answer], plain: list[Answer]) -> HeldOutResult:
+    same = [answer.ids == other.ids for answer, other in zip(answers, plain, strict=True)]
+    return HeldOutResult(
+        strategy=str(way.strategy),
+        tau=way.tau,
+        tokens=sum(len(answer.ids) for answer in answers),
+        forwards=sum(len(answer.runs) for answer in answers),
+        same_as_ar=sum(same) / len(same),
+    )

@@ -1,0 +1,159 @@
+"""The whole of `marslm tune`: read, answer, encode, train, measure.
+
+Knows nothing about how progress is shown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from marslm.data.dialogues import Dialogue, read_dialogues
+from marslm.data.encode import Example, encode_all, encode_prompt
+from marslm.distill.answers import AnswerProgress, answer_all
+from marslm.errors import InputError
+from marslm.models.loading import MarsModel, load
+from marslm.train.config import TuneConfig
+from marslm.train.events import Event as TrainEvent
+from marslm.train.events import Progress
+from marslm.train.run import train
+from marslm.tuning.held_out import HeldOutResult, measure_held_out
+
+AnswerSource: TypeAlias = Literal["gold", "self"]
+
+
+@dataclass(frozen=True)
+class DataReady:
+    """Examples are encoded. sample: the first example, for showing what is supervised."""
+
+    examples: int
+    dropped: int
+    tokens: int
+    supervised_tokens: int
+    held_out: int
+    sample: Example
+    model: MarsModel
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Held-out prompts were decoded with the finished weights."""
+
+    results: Sequence[HeldOutResult]
+
+
+Event: TypeAlias = "AnswerProgress | DataReady | TrainEvent | Measured"
+Listener: TypeAlias = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class TuneJob:
+    """What to tune, on what, and where the result goes.
+
+    data: a file or Hub data set. rows: how many of its rows to train on. held_out: how many more,
+    kept out of training, to measure on afterwards. answers: whose answers to learn; by default the
+    model's own for mask-only, which has to reproduce them, and the data's otherwise.
+    """
+
+    model: str
+    data: str
+    output: Path
+    config: TuneConfig
+    rows: int | None = None
+    held_out: int = 16
+    answers: AnswerSource | None = None
+    mask_token_id: int | None = None
+    max_new_tokens: int = 256
+    resume: bool = False
+
+
+def tune(job: TuneJob, listener: Listener = lambda event: None) -> list[HeldOutResult]:
+    """Run a job; return the held-out measurements, empty if nothing was held out.
+
+    Raises InputError for bad input, before anything is written.
+    """
+    model = load(job.model, mask_token_id=job.mask_token_id)
+    training, held_out = _read(job)
+    examples, dropped = _encode(job, model, training, listener)
+    listener(_ready(model, examples, dropped, len(held_out)))
+    log = _LogFile(job.output / "log.jsonl", listener)
+    train(model, examples, job.config, job.output, resume=job.resume, listener=log)
+    if not held_out:
+        return []
+    prompts = [encode_prompt(model.tokenizer, dialogue.prompt) for dialogue in held_out]
+    results = measure_held_out(job.model, job.output, prompts)
+    log.write({"event": "held_out", "results": [asdict(result) for result in results]})
+    listener(Measured(results))
+    return results
+
+
+def _read(job: TuneJob) -> tuple[list[Dialogue], list[Dialogue]]:
+    """Return training and held-out dialogues: the file's first rows, and those after them."""
+    wanted = None if job.rows is None else job.rows + job.held_out
+    dialogues = read_dialogues(job.data, rows=wanted, need_answers=_answers(job) == "gold")
+    if len(dialogues) <= job.held_out:
+        raise InputError(
+            f"{job.data} has {len(dialogues)} rows and {job.held_out} are to be held out: "
+            "give more rows or hold out fewer"
+        )
+    split = len(dialogues) - job.held_out
+    return dialogues[:split], dialogues[split:]
+
+
+def _answers(job: TuneJob) -> AnswerSource:
+    return job.answers or ("self" if job.config.mode == "mask-only" else "gold")
+
+
+def _encode(
+    job: TuneJob, model: MarsModel, dialogues: list[Dialogue], listener: Listener
+) -> tuple[list[Example], int]:
+    """Return examples, and how many dialogues gave none."""
+    if _answers(job) == "gold":
+        examples, report = encode_all(
+            model.tokenizer, dialogues, max_length=job.config.max_length
+        )
+        return examples, report.too_long + report.unsupervised
+    examples = answer_all(
+        model,
+        dialogues,
+        job.output / "answers.jsonl",
+        max_length=job.config.max_length,
+        max_new_tokens=job.max_new_tokens,
+        listener=listener,
+    )
+    return examples, len(dialogues) - len(examples)
+
+
+def _ready(
+    model: MarsModel, examples: list[Example], dropped: int, held_out: int
+) -> DataReady:
+    return DataReady(
+        examples=len(examples),
+        dropped=dropped,
+        tokens=sum(len(example.ids) for example in examples),
+        supervised_tokens=sum(sum(example.supervised) for example in examples),
+        held_out=held_out,
+        sample=examples[0],
+        model=model,
+    )
+
+
+class _LogFile:
+    """Appends training events to a file, one JSON object a line, and passes them on."""
+
+    def __init__(self, path: Path, listener: Listener) -> None:
+        self._path = path
+        self._listener = listener
+
+    def __call__(self, event: TrainEvent) -> None:
+        if isinstance(event, Progress):
+            self.write({"event": "step", **asdict(event)})
+        self._listener(event)
+
+    def write(self, row: dict[str, object]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
