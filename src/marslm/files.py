@@ -21,7 +21,7 @@ def write_text(path: Path, text: str) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         _open_up(Path(name))
-        os.replace(name, path)
+        Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
@@ -41,11 +41,11 @@ def new_folder(path: Path) -> Iterator[Path]:
         if path.exists():
             # rename() cannot replace a folder that is not empty, so the old one steps aside first.
             old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-            os.replace(path, old / path.name)
-            os.replace(draft, path)
+            path.replace(old / path.name)
+            draft.replace(path)
             shutil.rmtree(old)
         else:
-            os.replace(draft, path)
+            draft.replace(path)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise

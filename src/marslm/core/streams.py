@@ -1,4 +1,4 @@
-"""The two streams of a MARS training batch, as facts about rows (paper section 3; METHOD section 2).
+"""The two streams of a MARS training batch, as facts about rows (paper section 3).
 
 Every input row, clean or masked, is described by four integers, and everything else follows from
 them: the attention mask (`masks`), the targets (`losses`) and the rotary positions. A clean prefix

@@ -21,6 +21,7 @@ from marslm.errors import InputError
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 
+
 @dataclass(frozen=True)
 class AnswerProgress:
     """How far the answering has come; tokens and seconds are those of this run alone."""
@@ -48,8 +49,8 @@ def answer_all(
 ) -> list[Example]:
     """Answer each dialogue's prompt greedily; return the examples in the dialogues' order.
 
-    Prompts without room for an answer in `max_length` tokens are left out, as are answers that hit
-    `max_new_tokens`: a cut-off answer has no end to learn. Answers found in `cache_file` are reused.
+    Prompts without room for an answer in `max_length` tokens are left out, and so are answers that
+    hit `max_new_tokens`: what is cut off has no end to learn. Answers in `cache_file` are reused.
 
     Raises InputError if no prompt has room.
     """

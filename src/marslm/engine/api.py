@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from marslm.data.dialogues import Message
 from marslm.data.encode import encode_prompt
-from marslm.engine.engine import Engine, StepEvent
+from marslm.engine.engine import Engine, StepEvent, trained_block
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
@@ -27,15 +27,15 @@ class Answer:
     """One finished answer.
 
     ids: committed tokens, the end token included. runs: tokens of each forward; their sum is the
-    number of tokens, their count the number of forwards. rows: input rows of all forwards, the
-    prompt's included.
+    number of tokens, their count the number of forwards. decode_rows: input rows of the forwards
+    after the prompt's.
     """
 
     prompt_ids: list[int]
     ids: list[int]
     text: str
     runs: list[int]
-    rows: int
+    decode_rows: int
     finish_reason: FinishReason
 
     @property
@@ -81,10 +81,9 @@ def generate(
 
 
 def room_for(model: MarsModel, prompt_length: int, params: SamplingParams) -> int:
-    """Return the cache length for prompts of up to `prompt_length` tokens: prompt, answer, window."""
-    record = model.record
-    block = params.block or (record.block_size if record else 0)
-    return prompt_length + params.max_new_tokens + 2 * max(block, 8)
+    """Return the cache length for a prompt of `prompt_length` tokens, its answer and windows."""
+    window = 2 * (params.block or trained_block(model))
+    return prompt_length + params.max_new_tokens + window
 
 
 def run_all(
@@ -110,6 +109,6 @@ def answer_of(sequence: Sequence) -> Answer:
         ids=transcript.ids,
         text=transcript.text,
         runs=sequence.runs,
-        rows=sequence.rows,
+        decode_rows=sequence.decode_rows,
         finish_reason=transcript.finish_reason,
     )

@@ -1,4 +1,4 @@
-"""Continuous batching without a barrier: every request has its own cursor and moves at its own pace.
+"""Continuous batching without a barrier: each request has its own cursor and its own pace.
 
 `Engine.step` is the whole of it: schedule, propose, forward, accept. Knows nothing about text
 formats, threads or where prompts come from.
@@ -27,6 +27,11 @@ from marslm.strategies.registry import check_strategy, create_strategy
 
 DEFAULT_BLOCK = 4
 """B for a model without a record, the paper's smallest."""
+
+
+def trained_block(model: MarsModel) -> int:
+    """Return the B that a model was trained with."""
+    return model.record.block_size if model.record else DEFAULT_BLOCK
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ class Engine:
         self.max_length = min(max_length or model.context_length, model.context_length)
         decoder = Decoder(model, max_length=self.max_length, pack=pack)
         self._cache = decoder.new_cache(slots)
-        self._runner = Runner(decoder, self._cache, model.mask_token_id)
+        self.runner = Runner(decoder, self._cache, model.mask_token_id)
         self._scheduler = Scheduler(self._cache, token_budget)
         self._strategies: dict[str, Strategy] = {}
         self._numbers = count()
@@ -96,7 +101,7 @@ class Engine:
     def step(self) -> list[StepEvent]:
         """Run one forward for everybody; return what it brought each request that got tokens."""
         plans = [self._plan(sequence, chunk) for sequence, chunk in self._scheduler.schedule()]
-        logits = self._runner.forward([plan.work for plan in plans])
+        logits = self.runner.forward([plan.work for plan in plans])
         events = [self._settle(plan, rows) for plan, rows in zip(plans, logits, strict=True)]
         return [event for event in events if event is not None]
 
@@ -110,20 +115,20 @@ class Engine:
             window = strategy.propose(sequence, settings)[: self.max_length - end]
         assert sequence.slot is not None
         wanted = 1 + len(window) if whole else 0
-        work = Work(sequence.slot, sequence.num_cached, [*chunk, *window], wanted)
-        return _Plan(sequence, len(chunk), work, strategy, settings)
+        work = Work(sequence.slot, sequence.num_cached, chunk, list(window), wanted)
+        return _Plan(sequence, work, strategy, settings)
 
     def _settle(self, plan: _Plan, logits: Tensor) -> StepEvent | None:
         """Commit what the strategy accepts and move the cursor."""
         sequence = plan.sequence
-        sequence.rows += len(plan.work.tokens)
+        if sequence.runs:
+            sequence.decode_rows += len(plan.work.tokens)
         if plan.work.wanted == 0:
-            sequence.num_cached += plan.pending
+            sequence.advance(len(plan.work.pending))
             return None
-        window = plan.work.tokens[plan.pending :]
-        outcome = plan.strategy.accept(sequence, window, logits, plan.settings)
+        outcome = plan.strategy.accept(sequence, plan.work.window, logits, plan.settings)
         tokens = sequence.commit(outcome.new_tokens)
-        sequence.advance(plan.pending + outcome.kept)
+        sequence.advance(len(plan.work.pending) + outcome.kept)
         if sequence.finished:
             self._scheduler.retire(sequence)
         return StepEvent(sequence, tokens, sequence.transcript.take_new_text())
@@ -136,8 +141,7 @@ class Engine:
             self._strategies[name] = create_strategy(name, self.model.mask_token_id)
         if sequence.strategy != name:
             sequence.strategy, sequence.state = name, None
-        record = self.model.record
-        block = params.block or (record.block_size if record else DEFAULT_BLOCK)
+        block = params.block or trained_block(self.model)
         tau = self.speed.tau if params.tau is None else params.tau
         return self._strategies[name], StepSettings(block, tau)
 
@@ -160,10 +164,9 @@ class Engine:
 
 @dataclass(frozen=True)
 class _Plan:
-    """One request's part in a step. pending: how many of the work's tokens are real ones."""
+    """One request's part in a step."""
 
     sequence: Sequence
-    pending: int
     work: Work
     strategy: Strategy
     settings: StepSettings

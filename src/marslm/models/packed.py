@@ -26,7 +26,7 @@ def can_pack(weight: Tensor) -> bool:
     return (
         weight.dtype == torch.float32
         and weight.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
 
@@ -37,4 +37,4 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, *, pack: bool) -> Li
         return lambda x: F.linear(x, weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
     linear = torch.ops.mkldnn._linear_pointwise
-    return lambda x: linear(x, packed, bias, "none", [], "")  # type: ignore[no-any-return]
+    return lambda x: linear(x, packed, bias, "none", [], "")

@@ -44,6 +44,19 @@ def smollm2_folder() -> Path:
     return folder
 
 
+def shipped_adapter(name: str) -> Path | None:
+    """Return the folder of the adapter that ships for a short name, if there is one.
+
+    In an installed package it lies beside the code, in a checkout under `models/`.
+    """
+    if name != "smollm2":
+        return None
+    package = Path(__file__).parents[1]
+    places = (package / "shipped", package.parents[1] / "models")
+    folders = [place / "smollm2-135m" / "mask-only" for place in places]
+    return next((folder for folder in folders if folder.is_dir()), None)
+
+
 def convert_gguf(source: Path, folder: Path) -> None:
     """Write the model in a GGUF file to `folder` as float32 safetensors with its tokenizer."""
     import torch
@@ -58,7 +71,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{source} cannot be read as GGUF: {reason}") from error
     # The weights are plain float32 now; left in, these marks make transformers refuse to save them.
-    network.hf_quantizer = None
+    network.hf_quantizer = None  # type: ignore[assignment]
     if hasattr(network.config, "quantization_config"):
         del network.config.quantization_config
     with files.new_folder(folder) as draft:

@@ -5,20 +5,16 @@ grouped key/value heads, tied embeddings, an unused row for [MASK], spare rows),
 minute and a half. Knows nothing about the task the model will be trained on, nor about how it is trained.
 """
 
-import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-
-from marslm.errors import InputError
 
 PAD, TURN_START, TURN_END, MASK = "<|pad|>", "<|im_start|>", "<|im_end|>", "<|mask|>"
 RESERVED = tuple(f"<|reserved_{number}|>" for number in range(4))

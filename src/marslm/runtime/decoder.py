@@ -102,7 +102,7 @@ class Decoder:
         """Take the weights of `model`, packed where that helps, and tabulate rotary angles."""
         network, config = model.network, model.network.config
         body = network.get_submodule("model")
-        head = network.get_output_embeddings()
+        head = network.get_output_embeddings()  # type: ignore[no-untyped-call]
         assert isinstance(head, nn.Linear)
         self.device, self.dtype = head.weight.device, head.weight.dtype
         self.heads: int = config.num_attention_heads
@@ -178,9 +178,7 @@ class Decoder:
         mixed = [self._attend(query[g.rows], g, index, cache) for g in batch.groups]
         return layer.output(mixed[0] if len(mixed) == 1 else torch.cat(mixed), batch.masks)
 
-    def _attend(
-        self, query: Tensor, group: AttentionGroup, index: int, cache: SlotCache
-    ) -> Tensor:
+    def _attend(self, query: Tensor, group: AttentionGroup, index: int, cache: SlotCache) -> Tensor:
         """Attend for one group: query [rows, H, D] -> [rows, H * D]."""
         slots, width = group.slots.stop - group.slots.start, group.width
         if group.scatter is not None:
@@ -224,9 +222,7 @@ def _build_layer(body: nn.Module, index: int, adapter: Adapter | None, pack: boo
         weight = torch.cat([_weight(linear) for linear in linears])
         biases = [linear.bias for linear in linears if isinstance(linear.bias, Tensor)]
         bias = torch.cat([b.detach() for b in biases]) if biases else None
-        return Projection(
-            make_linear(weight, bias, pack=pack), _fuse_updates(linears, found, pack)
-        )
+        return Projection(make_linear(weight, bias, pack=pack), _fuse_updates(linears, found, pack))
 
     has_head_norms = hasattr(module("self_attn"), "q_norm")
     return Layer(
@@ -255,7 +251,8 @@ def _fuse_updates(
         for weight, update in zip(weights, updates, strict=True)
     ]
     down = make_linear(torch.cat([pair.down for pair in pairs]).to(weights[0]), pack=pack)
-    up = make_linear(torch.block_diag(*[pair.up for pair in pairs]).to(weights[0]), pack=pack)
+    ups: Tensor = torch.block_diag(*[pair.up for pair in pairs])  # type: ignore[no-untyped-call]
+    up = make_linear(ups.to(weights[0]), pack=pack)
     return lambda x: up(down(x))
 
 

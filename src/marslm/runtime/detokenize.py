@@ -44,7 +44,7 @@ class Detokenizer:
         before = self._decode(self._tokens[self._context : self._given])
         return self._decode(self._tokens[self._context :])[len(before) :]
 
-    def _decode(self, tokens: Sequence[int]) -> str:
+    def _decode(self, tokens: list[int]) -> str:
         text = self._tokenizer.decode(
             tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )

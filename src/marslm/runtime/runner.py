@@ -22,14 +22,20 @@ _WIDE = 16
 class Work:
     """What one request feeds into a forward.
 
-    first_cell: its cursor. tokens: pending tokens, then the window's entries. wanted: how many of
-    the last rows need logits.
+    first_cell: its cursor. pending: real tokens. window: drafts and masks that follow them. wanted:
+    how many of the last rows need logits.
     """
 
     slot: int
     first_cell: int
-    tokens: list[int]
+    pending: list[int]
+    window: list[int]
     wanted: int
+
+    @property
+    def tokens(self) -> list[int]:
+        """All rows, in order."""
+        return [*self.pending, *self.window]
 
 
 class Runner:
@@ -43,10 +49,13 @@ class Runner:
 
     def forward(self, works: list[Work]) -> list[Tensor]:
         """Return for each work the logits [wanted, V] of its last rows."""
-        order = sorted(range(len(works)), key=lambda i: (len(works[i].tokens) > _WIDE, works[i].slot))
+        order = sorted(
+            range(len(works)), key=lambda i: (len(works[i].tokens) > _WIDE, works[i].slot)
+        )
         ordered = [works[i] for i in order]
         logits = self._decoder.forward(self._lay_out(ordered), self._cache)
-        parts = dict(zip(order, logits.split([w.wanted for w in ordered]), strict=True))
+        split = torch.split(logits, [work.wanted for work in ordered])
+        parts = dict(zip(order, split, strict=True))
         return [parts[i] for i in range(len(works))]
 
     def _lay_out(self, works: list[Work]) -> RowBatch:
@@ -55,15 +64,26 @@ class Runner:
         cells = torch.tensor(
             [work.first_cell + i for work in works for i in range(len(work.tokens))]
         )
+        masks = self._mask_rows(works)
         device = self._decoder.device
         return RowBatch(
             ids=ids.to(device),
             slots=slots.to(device),
             cells=cells.to(device),
             groups=self._groups(works),
-            masks=_as_index(torch.nonzero(ids == self._mask_token_id).flatten(), device),
+            masks=_as_index(masks, device) if masks else None,
             outputs=_as_index(_output_rows(works), device),
         )
+
+    def _mask_rows(self, works: list[Work]) -> list[int]:
+        """Return the rows of window entries that are [MASK]; in a prompt the id is only a token."""
+        rows: list[int] = []
+        end = 0
+        for work in works:
+            end += len(work.tokens)
+            start = end - len(work.window)
+            rows += [start + i for i, t in enumerate(work.window) if t == self._mask_token_id]
+        return rows
 
     def _groups(self, works: list[Work]) -> list[AttentionGroup]:
         """Put narrow works into one group and each wide one into its own."""
@@ -85,7 +105,7 @@ class Runner:
         single_row = rows == 1
         # Padding and idle slots sit in cell 0, which is finite: their result is thrown away.
         cells = torch.zeros(slots.stop - slots.start, width, dtype=torch.int64)
-        scatter = []
+        scatter: list[int] = []
         for work in works:
             place, count = work.slot - slots.start, len(work.tokens)
             cells[place, :count] = torch.arange(work.first_cell, work.first_cell + count)
@@ -108,17 +128,19 @@ class Runner:
         return mask.masked_fill_(hidden, -torch.inf)
 
 
-def _output_rows(works: list[Work]) -> Tensor:
-    rows, end = [], 0
+def _output_rows(works: list[Work]) -> list[int]:
+    rows: list[int] = []
+    end = 0
     for work in works:
         end += len(work.tokens)
         rows += range(end - work.wanted, end)
-    return torch.tensor(rows, dtype=torch.int64)
+    return rows
 
 
-def _as_index(rows: Tensor, device: torch.device) -> RowIndex | None:
-    """Return rows that follow one another as a slice: a view instead of a copy; None if none."""
-    if len(rows) == 0:
-        return None
-    first, last = int(rows[0]), int(rows[-1])
-    return slice(first, last + 1) if last - first == len(rows) - 1 else rows.to(device)
+def _as_index(rows: list[int], device: torch.device) -> RowIndex:
+    """Return rows that follow one another as a slice, which gives views instead of copies."""
+    if not rows:
+        return slice(0, 0)
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, device=device)

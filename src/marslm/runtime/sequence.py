@@ -17,9 +17,9 @@ class Sequence:
 
     tokens: prompt and committed answer. num_cached: how many leading tokens have their keys and
     values in the cache; always below len(tokens), so at least one token is pending. slot: the row
-    of the cache, None while waiting. strategy, state: the name of the strategy that served the last
-    step, and what it remembers. runs: committed tokens of each forward that brought any. rows: input
-    rows of all its forwards.
+    of the cache, None while waiting. strategy, state: the strategy that served the last step, by
+    name, and what it remembers. runs: committed tokens of each forward that brought any.
+    decode_rows: input rows of its forwards after the prompt's.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Sequence:
         self.strategy: str | None = None
         self.state: Any = None
         self.runs: list[int] = []
-        self.rows = 0
+        self.decode_rows = 0
 
     @property
     def pending(self) -> list[int]:

@@ -1,7 +1,7 @@
 """From examples to training batches: which examples, in what order, masked where.
 
-Every visit of an example draws its blocks from (seed, visit, index) alone, so a resumed run, another
-number of workers or another number of ranks sees the same masks. Knows nothing about models.
+Every visit of an example draws its blocks from (seed, visit, index) alone, so a resumed run, or one
+with other workers or ranks, sees the same masks. Knows nothing about models.
 """
 
 from __future__ import annotations
@@ -138,5 +138,5 @@ def _pad_rows(streams: Sequence[Rows]) -> dict[str, Tensor]:
     }
 
 
-def _pad(tensors: Sequence[Tensor], value: int) -> Tensor:
+def _pad(tensors: list[Tensor], value: int) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)

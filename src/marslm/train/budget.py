@@ -17,7 +17,7 @@ UNBOUNDED_STEPS = 1_000_000
 """Steps that the Trainer is told when minutes end the run."""
 
 
-class Budget(TrainerCallback, ExportableState):  # type: ignore[misc]
+class Budget(TrainerCallback, ExportableState):
     """Ends the run when it is used up."""
 
     def __init__(self, steps: int | None, minutes: float | None, used: float = 0.0) -> None:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Progress:
-    """One log interval. accuracy: by masks seen, index 0 the clean rows; None where not measured."""
+    """One optimiser step. accuracy: by masks seen, index 0 the clean rows; None: not measured."""
 
     step: int
     fraction: float

@@ -2,21 +2,25 @@
 
 `TwoStream` is the paper's: clean and noisy rows in one forward, everything trained. `FrozenClean`
 is for mask-only adapters: the clean stream is the frozen base model, so it is run once without
-gradients and its keys and values are kept, and only the masks are trained (arXiv 2507.11851).
+gradients, its keys and values are kept, and only the masks are trained (arXiv 2507.11851).
 
-Legend: B batch, L clean rows, N noisy rows, H hidden size, V vocabulary. Logits are computed only
-for rows that predict something. Knows nothing about optimisers or files.
+Logits are computed only for rows that predict something, a few rows at a time, and again in the
+backward pass, so memory never holds rows x vocabulary. Knows nothing about optimisers or files.
+
+Legend: B batch, L clean rows, N noisy rows, R rows with a target, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 
 from marslm.core.losses import IGNORE, LossCounts, distill_loss, mars_loss
@@ -26,20 +30,16 @@ from marslm.core.streams import Rows, distance, join
 _NEVER = -1e4
 """Logit of [MASK] in training: no probability, but finite, since KL multiplies it by zero."""
 
+_CHUNK = 128
+"""Rows whose logits exist at once: 25 MB at 49152 tokens, which stays in a CPU's cache."""
+
 
 @dataclass(frozen=True)
 class Hits:
-    """How often the argmax was right, by masks seen: both [B], index 0 the clean rows."""
+    """How often the argmax was right, by masks seen: both [block_size], index 0 the clean rows."""
 
     correct: Tensor
     total: Tensor
-
-
-class Objective(Protocol):
-    """What the trainer needs of an objective."""
-
-    def __call__(self, batch: dict[str, Any], counts: LossCounts) -> tuple[Tensor, Hits]:
-        """Return the loss and the hits by distance."""
 
 
 def count_targets(batch: dict[str, Any]) -> tuple[int, int]:
@@ -49,112 +49,142 @@ def count_targets(batch: dict[str, Any]) -> tuple[int, int]:
     return noisy + int((clean & batch["first"]).sum()), int(clean.sum())
 
 
-class TwoStream(nn.Module):
+class _Objective(nn.Module):
+    """What both objectives share: a network's body and head, apart."""
+
+    def __init__(
+        self, network: PreTrainedModel | PeftModel, mask_token_id: int, block_size: int
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self._mask_token_id = mask_token_id
+        self._block_size = block_size
+
+    @property
+    def _base(self) -> nn.Module:
+        """The transformers model; an adapter lives inside it."""
+        network = self.network
+        return network.get_base_model() if isinstance(network, PeftModel) else network
+
+    def _hidden(self, **inputs: Any) -> Tensor:
+        """Return the last hidden states [B, rows, H]."""
+        hidden: Tensor = self._base.get_submodule("model")(**inputs).last_hidden_state
+        return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [R, V] with [MASK] excluded."""
+        logits: Tensor = self._base.get_submodule("lm_head")(hidden).float()
+        logits[:, self._mask_token_id] = _NEVER
+        return logits
+
+    def _losses(
+        self, loss: Callable[..., Tensor], hidden: Tensor, targets: Tensor, *more: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return per-row losses and whether each argmax was right, both [R].
+
+        loss: (logits, targets, *more) -> [rows], called on a few rows at a time.
+        """
+
+        def one_chunk(hidden: Tensor, targets: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
+            logits = self._logits(hidden)
+            return loss(logits, targets, *more), logits.detach().argmax(-1) == targets
+
+        chunks = zip(*(torch.split(t, _CHUNK) for t in (hidden, targets, *more)), strict=True)
+        parts = [checkpoint(one_chunk, *chunk, use_reentrant=False) for chunk in chunks]
+        losses, right = zip(*parts, strict=True)
+        return torch.cat(losses), torch.cat(right)
+
+    def _hits(self, right: Tensor, seen: Tensor) -> Hits:
+        zeros = torch.zeros(self._block_size, device=right.device)
+        return Hits(
+            zeros.index_add(0, seen, right.to(zeros)),
+            zeros.index_add(0, seen, torch.ones_like(right).to(zeros)),
+        )
+
+
+class TwoStream(_Objective):
     """L = L_mask + w * L_AR over clean and noisy rows in one forward of length L + N."""
 
     def __init__(
         self, network: PreTrainedModel | PeftModel, mask_token_id: int, block_size: int, w: float
     ) -> None:
         """`network` trains whatever requires gradients in it."""
-        super().__init__()
-        self.network = network
-        self._mask_token_id = mask_token_id
-        self._block_size = block_size
+        super().__init__(network, mask_token_id, block_size)
         self._ar_weight = w
 
     def forward(self, batch: dict[str, Any], counts: LossCounts) -> tuple[Tensor, Hits]:
-        """Return the loss, normalised by the global `counts`, and the hits by distance."""
+        """Return the loss, normalised by the global `counts`, and the hits by masks seen."""
         clean, noisy = Rows(**batch["clean"]), Rows(**batch["noisy"])
         rows = join([clean, noisy])
         masks = torch.full_like(noisy.position, self._mask_token_id)
-        hidden = _body(self.network)(
+        hidden = self._hidden(
             input_ids=torch.cat([batch["ids"], masks], dim=1),
             position_ids=rows.position,
             attention_mask=dense_mask(rows, rows),
             use_cache=False,
-        ).last_hidden_state
+        )
         targets = torch.cat([batch["clean_targets"], batch["noisy_targets"]], dim=1)
         wanted = targets != IGNORE
-        logits = _logits(self.network, hidden[wanted], self._mask_token_id)
-        losses = F.cross_entropy(logits.float(), targets[wanted], reduction="none")
-        is_noisy = (distance(rows) > 0)[wanted]
-        is_first = torch.cat([batch["first"], torch.zeros_like(noisy.block).bool()], dim=1)[wanted]
+        losses, right = self._losses(_cross_entropy, hidden[wanted], targets[wanted])
+        seen = distance(rows)[wanted]
+        first = torch.cat([batch["first"], torch.zeros_like(masks, dtype=torch.bool)], dim=1)
         loss = mars_loss(
-            losses[is_noisy], losses[is_first], losses[~is_noisy], counts, self._ar_weight
+            losses[seen > 0], losses[first[wanted]], losses[seen == 0], counts, self._ar_weight
         )
-        return loss, _hits(logits, targets[wanted], distance(rows)[wanted], self._block_size)
+        return loss, self._hits(right, seen)
 
 
-class FrozenClean(nn.Module):
-    """L_mask over sampled blocks, on the keys and values of a clean stream that is never trained."""
+class FrozenClean(_Objective):
+    """L_mask over sampled blocks, on keys and values of a clean stream that is never trained."""
 
     def __init__(
         self, network: PeftModel, mask_token_id: int, block_size: int, kl_weight: float
     ) -> None:
         """`network`: the base model with an adapter that can be switched off."""
-        super().__init__()
-        self.network = network
-        self._mask_token_id = mask_token_id
-        self._block_size = block_size
+        super().__init__(network, mask_token_id, block_size)
         self._kl_weight = kl_weight
 
     def forward(self, batch: dict[str, Any], counts: LossCounts) -> tuple[Tensor, Hits]:
-        """Return the loss over the noisy rows and the hits by distance."""
+        """Return the loss over the noisy rows and their hits by masks seen.
+
+        The anchors' own predictions are the frozen model's: nothing to train, so not in the loss.
+        """
         clean, noisy = Rows(**batch["clean"]), Rows(**batch["noisy"])
         wanted = batch["noisy_targets"] != IGNORE
-        cache, teacher = self._run_clean(batch["ids"], clean, noisy, wanted)
-        hidden = _body(self.network)(
+        cache, teacher_hidden = self._run_clean(batch["ids"], clean, noisy)
+        hidden = self._hidden(
             input_ids=torch.full_like(noisy.position, self._mask_token_id),
             position_ids=noisy.position,
             attention_mask=dense_mask(noisy, join([clean, noisy])),
             cache=cache,
-        ).last_hidden_state
-        logits = _logits(self.network, hidden[wanted], self._mask_token_id)
-        targets = batch["noisy_targets"][wanted]
-        losses = distill_loss(logits, targets, teacher, self._kl_weight)
-        # The anchors' own predictions are the frozen model's: nothing to train, so not counted.
-        hits = _hits(logits, targets, distance(noisy)[wanted], self._block_size)
-        return losses.sum() / counts.mask, hits
+        )
+        losses, right = self._losses(
+            self._loss, hidden[wanted], batch["noisy_targets"][wanted], teacher_hidden[wanted]
+        )
+        return losses.sum() / counts.mask, self._hits(right, distance(noisy)[wanted])
+
+    def _loss(self, logits: Tensor, targets: Tensor, teacher_hidden: Tensor) -> Tensor:
+        with torch.no_grad():
+            teacher = self._logits(teacher_hidden)
+        return distill_loss(logits, targets, teacher, self._kl_weight)
 
     @torch.no_grad()
-    def _run_clean(
-        self, ids: Tensor, clean: Rows, noisy: Rows, wanted: Tensor
-    ) -> tuple[DynamicCache, Tensor]:
-        """Return the base model's keys and values, and its logits where the masks stand."""
+    def _run_clean(self, ids: Tensor, clean: Rows, noisy: Rows) -> tuple[DynamicCache, Tensor]:
+        """Return the base model's keys and values, and its hidden states where the masks stand."""
+        assert isinstance(self.network, PeftModel)
         cache = DynamicCache()
         with self.network.disable_adapter():
-            hidden = _body(self.network)(
+            hidden = self._hidden(
                 input_ids=ids,
                 position_ids=clean.position,
                 attention_mask=dense_mask(clean, clean),
                 cache=cache,
                 use_cache=True,
-            ).last_hidden_state
-            if self._kl_weight == 0:
-                return cache, hidden.new_zeros(())
-            same_place = noisy.position.clamp(max=hidden.shape[1] - 1)[..., None]
-            at_masks = hidden.gather(1, same_place.expand(-1, -1, hidden.shape[-1]))
-            return cache, _logits(self.network, at_masks[wanted], self._mask_token_id)
+            )
+        # Padding rows stand at position 0, which every text has.
+        same_place = noisy.position[..., None].expand(-1, -1, hidden.shape[-1])
+        return cache, hidden.gather(1, same_place)
 
 
-def _body(network: nn.Module) -> nn.Module:
-    """Return the network without its head; an adapter lives inside it."""
-    base = network.get_base_model() if isinstance(network, PeftModel) else network
-    return base.get_submodule("model")
-
-
-def _logits(network: nn.Module, hidden: Tensor, mask_token_id: int) -> Tensor:
-    """Return logits [rows, V] with [MASK] excluded."""
-    base = network.get_base_model() if isinstance(network, PeftModel) else network
-    head = base.get_output_embeddings()
-    logits: Tensor = head(hidden)
-    never = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    never[mask_token_id] = True
-    return logits.masked_fill(never, _NEVER)
-
-
-@torch.no_grad()
-def _hits(logits: Tensor, targets: Tensor, seen: Tensor, block_size: int) -> Hits:
-    right = (logits.argmax(-1) == targets).to(torch.float32)
-    zeros = torch.zeros(block_size, device=logits.device)
-    return Hits(zeros.index_add(0, seen, right), zeros.index_add(0, seen, torch.ones_like(right)))
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits, targets, reduction="none")

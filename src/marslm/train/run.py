@@ -23,7 +23,7 @@ from marslm.train.config import LORA_TARGETS, TuneConfig
 from marslm.train.events import Listener
 from marslm.train.objectives import FrozenClean, TwoStream
 from marslm.train.saving import save_adapter, save_model
-from marslm.train.trainer import MarsTrainer, last_checkpoint
+from marslm.train.trainer import MarsTrainer, has_fast_bfloat16, last_checkpoint
 
 
 def train(
@@ -80,7 +80,9 @@ def _checkpoint_to_resume(checkpoints: Path, resume: bool) -> Path | None:
 def _prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | PeftModel, nn.Module]:
     """Return the network with what is to be trained requiring gradients, and the objective."""
     mask, block = model.mask_token_id, config.block_size
-    network = model.network.to(torch.float32)  # type: ignore[arg-type]
+    # Frozen weights may be bfloat16 where that is fast; trained ones stay float32.
+    narrow = config.mode == "mask-only" and has_fast_bfloat16()
+    network = model.network.to(torch.bfloat16 if narrow else torch.float32)  # type: ignore[arg-type]
     if config.mode == "full":
         network.requires_grad_(True)
         return network, TwoStream(network, mask, block, config.ar_weight)

@@ -6,7 +6,6 @@ Adds nothing that the Trainer does itself. Knows nothing about decoding or where
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +68,10 @@ class MarsTrainer(Trainer):
     ) -> LambdaLR:
         """Return the schedule over the budget, be it steps or minutes."""
         if self.lr_scheduler is None:
+            optimizer = optimizer or self.optimizer
+            assert optimizer is not None
             self.lr_scheduler = LambdaLR(
-                optimizer or self.optimizer,
+                optimizer,
                 lambda step: self._budget.learning_rate_factor(step, self._config.warmup),
             )
             self._created_lr_scheduler = True
@@ -85,7 +86,8 @@ class MarsTrainer(Trainer):
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor:
         """Return the targets of all micro-batches and ranks: [of L_mask, of L_AR]."""
         counts = torch.tensor([count_targets(batch) for batch in batch_samples], device=device)
-        return self.accelerator.reduce(counts.sum(0), "sum").to(torch.float32).clamp(min=1)
+        total: Tensor = self.accelerator.reduce(counts.sum(0), "sum")
+        return total.to(torch.float32).clamp(min=1)
 
     def compute_loss(
         self,
@@ -128,7 +130,7 @@ class MarsTrainer(Trainer):
         """Write what is trained, and only that."""
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(_trained(self.model), folder / _WEIGHTS)
+        save_file(self._trained(), folder / _WEIGHTS)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save as the Trainer does, then mark the checkpoint complete."""
@@ -142,7 +144,7 @@ class MarsTrainer(Trainer):
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
         saved = load_file(Path(resume_from_checkpoint) / _WEIGHTS)
-        trained = _trained(self.model)
+        trained = self._trained()
         if saved.keys() != trained.keys():
             raise InputError(
                 f"{resume_from_checkpoint} was written by a run with other settings; resume with "
@@ -151,6 +153,10 @@ class MarsTrainer(Trainer):
         with torch.no_grad():
             for name, weight in trained.items():
                 weight.copy_(saved[name])
+
+    def _trained(self) -> dict[str, Tensor]:
+        assert isinstance(self.model, nn.Module)
+        return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
 
 
 class _Meter:
@@ -191,7 +197,7 @@ class _Meter:
         return facts
 
 
-class _SaveByTime(TrainerCallback):  # type: ignore[misc]
+class _SaveByTime(TrainerCallback):
     """Asks for a checkpoint every so many minutes."""
 
     def __init__(self, minutes: float) -> None:
@@ -210,10 +216,6 @@ def last_checkpoint(folder: Path) -> Path | None:
     """Return the newest complete checkpoint; a killed run may have left an incomplete one."""
     complete = [mark.parent for mark in folder.glob(f"checkpoint-*/{_COMPLETE}")]
     return max(complete, key=lambda path: int(path.name.split("-")[1]), default=None)
-
-
-def _trained(model: nn.Module) -> dict[str, Tensor]:
-    return {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
 
 
 def _arguments(config: TuneConfig, budget: Budget, folder: Path) -> TrainingArguments:
@@ -241,5 +243,5 @@ def _arguments(config: TuneConfig, budget: Budget, folder: Path) -> TrainingArgu
 def has_fast_bfloat16() -> bool:
     """Return whether matrix products run faster in bfloat16 here: GPUs, and CPUs with AMX."""
     if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
+        return bool(torch.cuda.is_bf16_supported())
     return bool(torch.cpu.get_capabilities().get("amx_bf16", False))

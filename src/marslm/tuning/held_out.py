@@ -38,6 +38,17 @@ class HeldOutResult:
         """Committed tokens per forward, prompts' forwards included."""
         return self.tokens / max(1, self.forwards)
 
+    def row(self) -> dict[str, str | int | float | bool | None]:
+        """Return the result as a row of a report."""
+        return {
+            "strategy": self.strategy,
+            "tau": self.tau,
+            "tokens": self.tokens,
+            "forwards": self.forwards,
+            "tokens_per_forward": self.tokens_per_forward,
+            "identical_to_ar": self.same_as_ar,
+        }
+
 
 def measure_held_out(
     model_name: str,

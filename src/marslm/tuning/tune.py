@@ -112,9 +112,7 @@ def _encode(
 ) -> tuple[list[Example], int]:
     """Return examples, and how many dialogues gave none."""
     if _answers(job) == "gold":
-        examples, report = encode_all(
-            model.tokenizer, dialogues, max_length=job.config.max_length
-        )
+        examples, report = encode_all(model.tokenizer, dialogues, max_length=job.config.max_length)
         return examples, report.too_long + report.unsupervised
     examples = answer_all(
         model,
@@ -127,9 +125,7 @@ def _encode(
     return examples, len(dialogues) - len(examples)
 
 
-def _ready(
-    model: MarsModel, examples: list[Example], dropped: int, held_out: int
-) -> DataReady:
+def _ready(model: MarsModel, examples: list[Example], dropped: int, held_out: int) -> DataReady:
     return DataReady(
         examples=len(examples),
         dropped=dropped,

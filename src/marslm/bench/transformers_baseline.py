@@ -1,0 +1,65 @@
+"""The outside baseline: the same network under transformers' own `generate`.
+
+Knows nothing about this project's engine.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import torch
+from transformers import StoppingCriteria
+
+from marslm.engine.api import Answer
+from marslm.errors import InputError
+from marslm.models.loading import MarsModel
+from marslm.runtime.params import SamplingParams
+
+
+class _Clock(StoppingCriteria):
+    """Notes when each token was ready; stops nothing."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.times.append(time.perf_counter())
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def generate_with_transformers(
+    model: MarsModel, prompts: list[list[int]], params: SamplingParams
+) -> tuple[list[Answer], list[tuple[float, int]]]:
+    """Return greedy answers and (seconds, tokens) of each decoding forward.
+
+    Raises InputError for more than one prompt at a time or for sampling, which it does not compare.
+    """
+    if len(prompts) != 1 or params.temperature:
+        raise InputError("the transformers baseline is measured greedily, with --batch 1")
+    clock = _Clock()
+    ids = torch.tensor(prompts, device=model.network.device)
+    with torch.inference_mode():
+        out: Any = model.network.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=params.max_new_tokens,
+            do_sample=False,
+            suppress_tokens=[model.mask_token_id],
+            eos_token_id=None if params.ignore_eos else sorted(model.end_token_ids),
+            pad_token_id=model.tokenizer.pad_token_id or 0,
+            stopping_criteria=[clock],
+        )
+    new = out[0, len(prompts[0]) :].tolist()
+    steps = [(after - before, 1) for before, after in pairwise(clock.times)]
+    finished = bool(new) and new[-1] in model.end_token_ids
+    answer = Answer(
+        prompt_ids=prompts[0],
+        ids=new,
+        text=str(model.tokenizer.decode(new, skip_special_tokens=True)),
+        runs=[1] * len(new),
+        decode_rows=len(new) - 1,
+        finish_reason="stop" if finished else "length",
+    )
+    return [answer], steps

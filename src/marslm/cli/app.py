@@ -1,0 +1,63 @@
+"""The command tree, and how errors end a command.
+
+Bad input is one line on standard error and exit code 2; Ctrl-C is exit code 130. Knows nothing
+about what the commands do.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+
+from marslm._version import __version__
+from marslm.cli import bench, chat, demo, generate, info, tune
+from marslm.errors import InputError
+
+app = typer.Typer(
+    name="marslm",
+    help="Several tokens per forward pass from one language model (MARS, arXiv 2604.07023).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command(epilog=demo.EXAMPLES)(demo.demo)
+app.command(epilog=tune.EXAMPLES)(tune.tune)
+app.command(epilog=generate.EXAMPLES)(generate.generate)
+app.command(epilog=chat.EXAMPLES)(chat.chat)
+app.command(epilog=info.EXAMPLES)(info.info)
+app.add_typer(bench.app, name="bench")
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; the process' exit code says how it went."""
+    # Its bars and advice interleave with ours; errors still come through.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch|transformers")
+    warnings.showwarning = _show_warning
+    try:
+        app()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"warning: {message}", file=sys.stderr)

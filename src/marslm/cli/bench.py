@@ -1,0 +1,104 @@
+"""`marslm bench`: measurements that one command repeats.
+
+Knows nothing about how they are taken.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from marslm.cli import options
+
+app = typer.Typer(help="Measure this machine and these methods.", no_args_is_help=True)
+
+EXAMPLES = """
+[b]Examples[/b]
+
+MARSLM_DATA=data marslm bench decode --strategies ar,mars,lossless --prompts 12 --json decode.json
+
+marslm bench decode --data gsm8k_test.jsonl.gz --prompts 50 --adapter runs/gsm8k
+"""
+
+_COLUMNS = (
+    "kind",
+    "strategy",
+    "tau",
+    "tokens",
+    "forwards",
+    "tokens_per_forward",
+    "rows_per_forward",
+    "tokens_per_second",
+    "seconds_per_forward",
+    "agreement",
+    "identical_to_ar",
+    "ties",
+)
+
+
+@app.command(epilog=EXAMPLES)
+def decode(
+    model: options.Model = "smollm2",
+    adapter: options.Adapter = None,
+    strategies: Annotated[
+        str, typer.Option(help="Comma-separated; each takes its turn on every prompt.")
+    ] = "ar,mars,lossless",
+    baseline: Annotated[
+        str | None, typer.Option(help="Outside baseline beside them: transformers, or none.")
+    ] = "transformers",
+    data: Annotated[
+        str,
+        typer.Option(help="spec_bench (in the folder named by MARSLM_DATA) or a file of prompts."),
+    ] = "spec_bench",
+    prompts: Annotated[int, typer.Option(help="How many prompts, round-robin over kinds.")] = 12,
+    batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
+    tau: options.Tau = 0.9,
+    block: options.Block = None,
+    confidence: options.Confidence = "probability",
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = 0,
+    max_new_tokens: options.MaxNewTokens = 128,
+    json: options.Json = None,
+) -> None:
+    """Decode the same prompts with several strategies, interleaved; report speed and equality."""
+    from marslm.bench.decode import TRANSFORMERS, DecodeBench, EncodedPrompt
+    from marslm.cli.progress import bar
+    from marslm.cli.render import print_rows
+    from marslm.data.encode import encode_prompt
+    from marslm.data.spec_bench import read_prompts
+    from marslm.errors import InputError
+    from marslm.report import write_report
+    from marslm.runtime.params import SamplingParams
+    from marslm.strategies.registry import check_strategy
+
+    names = [name.strip() for name in strategies.split(",") if name.strip()]
+    for name in names:
+        check_strategy(name)
+    if baseline not in (None, "none", TRANSFORMERS):
+        raise InputError(f"unknown baseline {baseline!r}: choose transformers or none")
+    if baseline == TRANSFORMERS and batch == 1 and temperature == 0:
+        names.append(TRANSFORMERS)
+    if batch < 1 or prompts < 1:
+        raise InputError("give at least one prompt and a batch of at least one")
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        tau=tau,
+        block=block,
+        confidence=confidence,
+    )
+    texts = read_prompts(data, count=prompts, data_folder=None)
+    loaded = options.load_model(model, adapter)
+    encoded = [
+        EncodedPrompt(encode_prompt(loaded.tokenizer, text.messages), text.kind) for text in texts
+    ]
+    longest = max(len(prompt.ids) for prompt in encoded)
+    measured = DecodeBench(loaded, names, params, batch=batch, longest_prompt=longest)
+    with bar("decoding", len(encoded)) as done:
+        measured.run(encoded, done)
+    rows = [{**row, "model": model, "adapter": adapter} for row in measured.rows()]
+    print_rows(rows, _COLUMNS)
+    if json is not None:
+        write_report(json, rows)

@@ -1,0 +1,118 @@
+"""`marslm chat`: a conversation in the terminal.
+
+Knows nothing about how answers are decoded.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from marslm.cli import options
+
+if TYPE_CHECKING:
+    from marslm.data.dialogues import Message
+    from marslm.engine.engine import Engine
+    from marslm.runtime.params import SamplingParams
+
+EXAMPLES = """
+[b]Examples[/b]
+
+marslm chat
+
+marslm chat --model Qwen/Qwen2.5-0.5B-Instruct --adapter runs/qwen --system "Answer briefly."
+
+In the chat: /speed 0.7 sets tau and switches to mars, /lossless and /ar switch back, /new starts
+anew, /quit or Ctrl-D ends.
+"""
+
+_HELP = "/speed TAU, /lossless, /ar, /new, /quit"
+
+
+def chat(
+    model: options.Model = "smollm2",
+    adapter: options.Adapter = None,
+    system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
+    strategy: options.Strategy = "lossless",
+    tau: options.Tau = 0.9,
+    block: options.Block = None,
+    confidence: options.Confidence = "probability",
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = 0,
+    max_new_tokens: options.MaxNewTokens = 512,
+) -> None:
+    """Talk with a model; each accepted run has its own colour."""
+    from marslm.cli.render import console
+    from marslm.data.dialogues import Message
+    from marslm.engine.engine import Engine
+    from marslm.errors import InputError
+    from marslm.runtime.params import SamplingParams
+
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        block=block,
+        confidence=confidence,
+    )
+    loaded = options.load_model(model, adapter)
+    engine = Engine(loaded, slots=1, max_length=min(loaded.context_length, 4096))
+    engine.speed.strategy, engine.speed.tau = strategy, tau
+    console.print(f"[dim]{loaded.name}, {strategy}. {_HELP}[/dim]")
+    opening = [Message("system", system)] if system else []
+    messages = list(opening)
+    while True:
+        try:
+            text = console.input("[bold]> [/bold]").strip()
+        except EOFError:
+            console.print()
+            return
+        if text == "/quit":
+            return
+        try:
+            if text == "/new":
+                messages = list(opening)
+            elif text.startswith("/"):
+                _turn_knob(engine, text)
+            elif text:
+                messages = _answer(engine, [*messages, Message("user", text)], params)
+        except InputError as error:
+            console.print(f"[red]{error}[/red]")
+
+
+def _turn_knob(engine: Engine, command: str) -> None:
+    from marslm.cli.render import console
+    from marslm.errors import InputError
+
+    name, _, value = command.removeprefix("/").partition(" ")
+    if name == "speed":
+        try:
+            engine.speed.tau = float(value)
+        except ValueError as error:
+            raise InputError(f"/speed takes a number above 0 and at most 1 ({error})") from error
+        name = "mars"
+    elif name not in ("ar", "lossless"):
+        raise InputError(f"unknown command /{name}: {_HELP}")
+    engine.speed.strategy = name
+    console.print(f"[dim]{name}{f', tau {engine.speed.tau}' if name == 'mars' else ''}[/dim]")
+
+
+def _answer(engine: Engine, messages: list[Message], params: SamplingParams) -> list[Message]:
+    """Stream one answer; return the conversation with it. Ctrl-C ends the answer, not the chat."""
+    from marslm.cli.render import RunPainter, console, figures
+    from marslm.data.dialogues import Message
+    from marslm.engine.api import encode
+
+    painter, start = RunPainter(), time.perf_counter()
+    request = engine.add(encode(engine.model, messages), params)
+    try:
+        for event in engine.run():
+            painter.print(event)
+    except KeyboardInterrupt:
+        engine.abort(request)
+    seconds = time.perf_counter() - start
+    transcript = request.transcript
+    console.print(f"\n[dim]{figures(len(transcript.ids), len(request.runs), seconds)}[/dim]\n")
+    return [*messages, Message("assistant", transcript.text or " ")]

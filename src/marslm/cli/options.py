@@ -1,0 +1,94 @@
+"""Options that several commands share, and what they turn into.
+
+Knows nothing about any one command.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+if TYPE_CHECKING:
+    from marslm.models.loading import MarsModel
+
+_DECODING = "Decoding"
+_OUTPUT = "Output"
+
+Model: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--model", "-m", help="Hub name, local folder, .gguf file, [b]smollm2[/b] or [b]tiny[/b]."
+    ),
+]
+Adapter: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--adapter",
+        "-a",
+        metavar="DIR|none",
+        help="Adapter folder; without it, smollm2 uses the one that ships, if there is one.",
+    ),
+]
+Strategy: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--strategy",
+        "-s",
+        help="ar (one token a step), mars (threshold tau) or lossless (same output as ar).",
+        rich_help_panel=_DECODING,
+    ),
+]
+Tau: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--tau",
+        "-t",
+        help="Acceptance threshold of mars, above 0 and at most 1; lower is faster.",
+        rich_help_panel=_DECODING,
+    ),
+]
+Block: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--block",
+        "-B",
+        help="Candidates per step; default: as trained.",
+        rich_help_panel=_DECODING,
+    ),
+]
+Confidence: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        help="What tau is compared with: probability, margin or entropy.",
+        rich_help_panel=_DECODING,
+    ),
+]
+Temperature: TypeAlias = Annotated[
+    float, typer.Option(help="0 is greedy.", rich_help_panel=_DECODING)
+]
+Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of sampling.", rich_help_panel=_DECODING)]
+MaxNewTokens: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "--max-new-tokens", "-n", help="Length cap of an answer.", rich_help_panel=_DECODING
+    ),
+]
+Json: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", help="Also write the figures here.", rich_help_panel=_OUTPUT
+    ),
+]
+
+
+def load_model(name: str, adapter: str | None) -> MarsModel:
+    """Load a model with the adapter that was named, the one that ships with it, or none."""
+    from marslm.models.loading import load
+    from marslm.models.short_names import shipped_adapter
+
+    folder = shipped_adapter(name) if adapter is None else None
+    if adapter not in (None, "none"):
+        return load(name, adapter=adapter)
+    return load(name, adapter=folder)

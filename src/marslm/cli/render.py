@@ -1,0 +1,68 @@
+"""How results look in a terminal: accepted runs in colour, tables of figures.
+
+Knows nothing about how results come about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from marslm.report import Row
+
+if TYPE_CHECKING:
+    from marslm.engine.engine import StepEvent
+
+console = Console(highlight=False)
+
+_RUN_STYLES = ("bold cyan", "bold magenta", "bold green", "bold yellow")
+
+
+class RunPainter:
+    """Gives each run of several tokens the next colour; single tokens stay plain."""
+
+    def __init__(self) -> None:
+        """Start with the first colour."""
+        self._styles = cycle(_RUN_STYLES)
+
+    def paint(self, event: StepEvent) -> Text:
+        """Return a step's text, coloured if it brought several tokens."""
+        style = next(self._styles) if len(event.tokens) > 1 else ""
+        return Text(event.text, style=style)
+
+    def print(self, event: StepEvent) -> None:
+        """Write a step's text at once, as it comes."""
+        console.print(self.paint(event), end="", soft_wrap=True)
+
+
+def figures(tokens: int, forwards: int, seconds: float) -> str:
+    """Return one line: tokens, forwards, tokens per forward, tokens/s."""
+    return (
+        f"{tokens} tokens in {forwards} forwards = {tokens / max(1, forwards):.2f} tokens per "
+        f"forward, {tokens / max(1e-9, seconds):.1f} tokens/s"
+    )
+
+
+def print_rows(rows: Sequence[Row], columns: Sequence[str], title: str | None = None) -> None:
+    """Print the named columns of `rows` as a table; empty columns are left out."""
+    shown = [column for column in columns if any(row.get(column) is not None for row in rows)]
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in shown:
+        table.add_column(column.replace("_", " "), justify="left" if column in _TEXT else "right")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in shown))
+    console.print(table)
+
+
+_TEXT = ("strategy", "kind")
+
+
+def _cell(value: str | int | float | bool | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
