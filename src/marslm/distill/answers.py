@@ -49,8 +49,8 @@ def answer_all(
 ) -> list[Example]:
     """Answer each dialogue's prompt greedily; return the examples in the dialogues' order.
 
-    Prompts without room for an answer in `max_length` tokens are left out, and so are answers that
-    hit `max_new_tokens`: what is cut off has no end to learn. Answers in `cache_file` are reused.
+    Prompts without room for an answer in `max_length` tokens are left out. An answer that hits
+    `max_new_tokens` is kept: it only has no end to learn. Answers in `cache_file` are reused.
 
     Raises InputError if no prompt has room.
     """
@@ -71,12 +71,7 @@ def answer_all(
         for prompt, answer in _answer(engine, missing, params, listener):
             answers[_key(prompt)] = answer
             _append(cache_file, prompt, answer)
-    ends = model.end_token_ids
-    return [
-        example_from_answer(ids, answer, source)
-        for source, ids in short.items()
-        if (answer := answers[_key(ids)]) and answer[-1] in ends
-    ]
+    return [example_from_answer(ids, answers[_key(ids)], source) for source, ids in short.items()]
 
 
 def _answer(

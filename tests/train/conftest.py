@@ -1,0 +1,51 @@
+"""A small model, examples of unequal length, and training in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from marslm.data.dialogues import Dialogue, Message
+from marslm.data.encode import Example, encode_dialogue
+from marslm.models.loading import MarsModel
+from marslm.models.mask_token import choose_mask_token
+from marslm.models.tiny import build_model, build_tokenizer
+
+MakeModel = Callable[..., MarsModel]
+
+
+@pytest.fixture(autouse=True)
+def float32_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some CPUs train in bfloat16, which is too coarse to compare."""
+    monkeypatch.setattr("marslm.train.run.has_fast_bfloat16", lambda: False)
+    monkeypatch.setattr("marslm.train.trainer.has_fast_bfloat16", lambda: False)
+
+
+@pytest.fixture
+def make_model() -> MakeModel:
+    """Return a function that builds the same small model each time."""
+
+    def make(architecture: str = "qwen2", seed: int = 0) -> MarsModel:
+        network = build_model(architecture=architecture, seed=seed, hidden_size=32, layers=2)
+        tokenizer = build_tokenizer()
+        mask = choose_mask_token(tokenizer, network.config)
+        return MarsModel("small", network, tokenizer, mask)
+
+    return make
+
+
+@pytest.fixture
+def examples() -> list[Example]:
+    """Five dialogues; the third has two answers, so two supervised runs."""
+    chats = [
+        [("user", "1+2"), ("assistant", "3")],
+        [("system", "Count."), ("user", "to five"), ("assistant", "one two three four five")],
+        [("user", "a"), ("assistant", "aaaaaaa"), ("user", "b"), ("assistant", "bbbb")],
+        [("user", "What is 12 + 30?"), ("assistant", "12 + 30 is 42.")],
+        [("user", "hm"), ("assistant", "Yes?")],
+    ]
+    return [
+        encode_dialogue(build_tokenizer(), Dialogue(tuple(Message(*m) for m in chat), f"made:{i}"))
+        for i, chat in enumerate(chats, 1)
+    ]

@@ -1,0 +1,254 @@
+"""Whole runs on a small model: curves, checkpoints and what is left on disk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from marslm.data.encode import Example
+from marslm.errors import InputError
+from marslm.models.loading import MarsModel
+from marslm.train.config import TuneConfig
+from marslm.train.events import Event, Progress, Saved
+from marslm.train.run import train
+from marslm.train.trainer import last_checkpoint
+
+MakeModel = Callable[..., MarsModel]
+MODES = ("full", "lora", "mask-only")
+
+
+def config_for(mode: str, **settings: object) -> TuneConfig:
+    usual = {"steps": 6, "batch_size": 4, "learning_rate": 1e-3, "rank": 4}
+    return TuneConfig.for_mode(mode, **{**usual, **settings})  # type: ignore[arg-type]
+
+
+class Record:
+    """Hears a run; stops it, as a kill would, when step `stop_at` has been taken."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.steps: list[Progress] = []
+        self.saved: list[Saved] = []
+        self._stop_at = stop_at
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Saved):
+            self.saved.append(event)
+            return
+        self.steps.append(event)
+        if event.step == self._stop_at:
+            raise KeyboardInterrupt
+
+    @property
+    def losses(self) -> list[float]:
+        return [event.loss for event in self.steps]
+
+
+def run(
+    make_model: MakeModel, examples: list[Example], config: TuneConfig, folder: Path
+) -> list[float]:
+    record = Record()
+    train(make_model(), examples, config, folder, listener=record)
+    return record.losses
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_micro_batches_are_one_batch(
+    make_model: MakeModel, examples: list[Example], mode: str, tmp_path: Path
+) -> None:
+    """The texts differ in length, so a mean of the micro-batches' means would be another curve."""
+    config = config_for(mode)
+    whole = run(make_model, examples, config, tmp_path / "whole")
+    split = run(make_model, examples, replace(config, accumulation=4), tmp_path / "split")
+    assert len(whole) == 6
+    assert split == pytest.approx(whole, abs=1e-5)
+    assert len(set(whole)) == 6
+
+
+def test_the_first_loss_is_that_of_the_untrained_model(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    """Both means start near ln V, so a lost or doubled normalisation shows."""
+    losses = run(make_model, examples, config_for("full", steps=1), tmp_path)
+    assert losses[0] == pytest.approx(2 * math.log(288), rel=0.1)
+    without = run(make_model, examples, config_for("full", steps=1, ar_weight=0), tmp_path / "w0")
+    assert without[0] == pytest.approx(math.log(288), rel=0.1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_loss_falls(
+    make_model: MakeModel, examples: list[Example], mode: str, tmp_path: Path
+) -> None:
+    config = config_for(mode, steps=25, learning_rate=1e-2, kl_weight=0.0)
+    losses = run(make_model, examples, config, tmp_path)
+    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+
+
+@pytest.mark.parametrize("mode", ["lora", "mask-only"])
+def test_the_base_weights_stay_bit_for_bit(
+    make_model: MakeModel, examples: list[Example], mode: str, tmp_path: Path
+) -> None:
+    model, before = make_model(), make_model().network.state_dict()
+    train(model, examples, config_for(mode, steps=3, learning_rate=1e-2), tmp_path)
+    # PEFT wraps the linears in place: the weight of `q_proj` is now that of `q_proj.base_layer`.
+    after = {name.replace(".base_layer", ""): w for name, w in model.network.state_dict().items()}
+    for name, weight in before.items():
+        assert torch.equal(after[name], weight), name
+
+
+def test_progress_tells_the_facts(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    record = Record()
+    train(make_model(), examples, config_for("full", batch_size=5), tmp_path, listener=record)
+    per_pass = sum(len(example.ids) for example in examples)
+    assert [event.step for event in record.steps] == [1, 2, 3, 4, 5, 6]
+    assert [event.tokens for event in record.steps] == [per_pass * n for n in range(1, 7)]
+    assert [event.fraction for event in record.steps] == pytest.approx([n / 6 for n in range(1, 7)])
+    assert all(len(event.accuracy) == 4 for event in record.steps)
+    assert all(0 <= a <= 1 for event in record.steps for a in event.accuracy if a is not None)
+    assert record.steps[-1].seconds_left == 0
+
+
+def test_mask_only_measures_no_clean_rows(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    record = Record()
+    train(make_model(), examples, config_for("mask-only", steps=1), tmp_path, listener=record)
+    assert record.steps[0].accuracy[0] is None
+    assert all(a is not None for a in record.steps[0].accuracy[1:])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_resumed_run_continues_the_same_curve(
+    make_model: MakeModel, examples: list[Example], mode: str, tmp_path: Path
+) -> None:
+    config = config_for(mode, checkpoint_minutes=1e-9, anchors=3)
+    whole = run(make_model, examples, config, tmp_path / "whole")
+    stopped = Record(stop_at=4)
+    with pytest.raises(KeyboardInterrupt):
+        train(make_model(), examples, config, tmp_path / "parts", listener=stopped)
+    assert [event.step for event in stopped.saved] == [1, 2, 3]
+    assert not (tmp_path / "parts" / "mars.json").exists()
+    resumed = Record()
+    train(make_model(), examples, config, tmp_path / "parts", resume=True, listener=resumed)
+    assert [event.step for event in resumed.steps] == [4, 5, 6]
+    assert stopped.losses + resumed.losses[1:] == pytest.approx(whole, abs=1e-6)
+    assert resumed.losses[0] == pytest.approx(whole[3], abs=1e-6)
+
+
+def test_a_resumed_run_ends_with_the_same_weights(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    config = config_for("full", checkpoint_minutes=1e-9)
+    whole, parts = make_model(), make_model()
+    train(whole, examples, config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(make_model(), examples, config, tmp_path / "parts", listener=Record(stop_at=4))
+    train(parts, examples, config, tmp_path / "parts", resume=True)
+    for name, weight in whole.network.state_dict().items():
+        torch.testing.assert_close(parts.network.state_dict()[name], weight, rtol=0, atol=1e-6)
+
+
+def test_an_incomplete_checkpoint_is_ignored(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    config = config_for("lora", checkpoint_minutes=1e-9)
+    with pytest.raises(KeyboardInterrupt):
+        train(make_model(), examples, config, tmp_path, listener=Record(stop_at=4))
+    newest = last_checkpoint(tmp_path / "checkpoints")
+    assert newest is not None
+    assert newest.name == "checkpoint-3"
+    # Killed while the third was being written.
+    (newest / "complete").unlink()
+    (newest / "trained.safetensors").write_bytes(b"half")
+    resumed = Record()
+    train(make_model(), examples, config, tmp_path, resume=True, listener=resumed)
+    assert resumed.steps[0].step == 3
+
+
+def test_last_checkpoint_is_the_highest_complete_one(tmp_path: Path) -> None:
+    assert last_checkpoint(tmp_path / "nowhere") is None
+    for step in (9, 80, 100):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+    assert last_checkpoint(tmp_path) is None
+    for step in (9, 80):
+        (tmp_path / f"checkpoint-{step}" / "complete").touch()
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-80"
+
+
+def test_a_run_by_minutes_ends_by_the_clock(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    record = Record()
+    config = config_for("lora", steps=None, minutes=0.01)
+    train(make_model(), examples, config, tmp_path, listener=record)
+    assert record.steps[-1].fraction == 1
+    assert all(event.fraction < 1 for event in record.steps[:-1])
+    assert record.saved[-1].step == record.steps[-1].step
+
+
+def test_nothing_to_resume(make_model: MakeModel, examples: list[Example], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no complete checkpoint: start without --resume"):
+        train(make_model(), examples, config_for("full"), tmp_path / "run", resume=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    train(make_model(), examples, config_for("lora", steps=1), tmp_path)
+    before = (tmp_path / "adapter_model.safetensors").read_bytes()
+    with pytest.raises(InputError, match="already holds a run: continue it with --resume"):
+        train(make_model(), examples, config_for("lora", steps=2), tmp_path)
+    assert (tmp_path / "adapter_model.safetensors").read_bytes() == before
+
+
+def test_resuming_with_other_settings_is_refused(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    train(make_model(), examples, config_for("lora", steps=1), tmp_path)
+    with pytest.raises(InputError, match="written by a run with other settings"):
+        train(make_model(), examples, config_for("full", steps=2), tmp_path, resume=True)
+
+
+def test_resuming_with_another_rank_is_refused(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    train(make_model(), examples, config_for("lora", steps=1), tmp_path)
+    with pytest.raises(InputError, match="written by a run with other settings"):
+        train(make_model(), examples, config_for("lora", steps=2, rank=5), tmp_path, resume=True)
+
+
+def test_no_examples(make_model: MakeModel, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing to train on: give at least one example"):
+        train(make_model(), [], config_for("full"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.network.get_submodule("model.norm").weight.fill_(float("nan"))  # type: ignore[operator]
+    with pytest.raises(InputError, match="the loss is nan at step 0; .* lower learning rate"):
+        train(model, examples, config_for("full"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_training_does_not_touch_the_callers_random_state(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    """Initial adapter weights come from the run's own seed."""
+    first, second = make_model(), make_model()
+    torch.manual_seed(1)
+    train(first, examples, config_for("lora", steps=1), tmp_path / "a")
+    torch.manual_seed(2)
+    train(second, examples, config_for("lora", steps=1), tmp_path / "b")
+    for name, weight in first.network.state_dict().items():
+        assert torch.equal(weight, second.network.state_dict()[name]), name
