@@ -173,7 +173,7 @@ LETTERS = [ord(letter) - ord("!") for letter in "abcdefghijkl"]
 """Token ids of twelve letters in the byte tokenizer; the fitted model's language."""
 
 
-def letters(length: int, generator: random.Random, jump: float = 0.3) -> list[int]:
+def letters(length: int, generator: random.Random, jump: float = 0.2) -> list[int]:
     """Return a text of the language: usually the next letter, at random one five places on."""
     place, text = generator.randrange(12), []
     for _ in range(length):

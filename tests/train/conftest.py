@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
+from helpers import build_model
 
 from marslm.data.dialogues import Dialogue, Message
 from marslm.data.encode import Example, encode_dialogue
 from marslm.models.loading import MarsModel
-from marslm.models.mask_token import choose_mask_token
-from marslm.models.tiny import build_model, build_tokenizer
+from marslm.models.tiny import build_tokenizer
 
 MakeModel = Callable[..., MarsModel]
 
@@ -24,13 +25,10 @@ def float32_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_model() -> MakeModel:
-    """Return a function that builds the same small model each time."""
+    """Return a function that builds the same small random model each time."""
 
-    def make(architecture: str = "qwen2", seed: int = 0) -> MarsModel:
-        network = build_model(architecture=architecture, seed=seed, hidden_size=32, layers=2)
-        tokenizer = build_tokenizer()
-        mask = choose_mask_token(tokenizer, network.config)
-        return MarsModel("small", network, tokenizer, mask)
+    def make(architecture: str = "qwen2") -> MarsModel:
+        return build_model(architecture, seed=1, dtype=torch.float32)
 
     return make
 

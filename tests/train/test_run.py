@@ -13,6 +13,7 @@ import torch
 from marslm.data.encode import Example
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
+from marslm.models.tiny import build_model, build_tokenizer
 from marslm.train.config import TuneConfig
 from marslm.train.events import Event, Progress, Saved
 from marslm.train.run import train
@@ -48,6 +49,13 @@ class Record:
         return [event.loss for event in self.steps]
 
 
+def fresh() -> MarsModel:
+    """Return an untrained model, whose logits are nearly uniform."""
+    tokenizer = build_tokenizer()
+    network = build_model(hidden_size=32, layers=2)
+    return MarsModel("small", network, tokenizer, int(tokenizer.mask_token_id))
+
+
 def run(
     make_model: MakeModel, examples: list[Example], config: TuneConfig, folder: Path
 ) -> list[float]:
@@ -69,23 +77,21 @@ def test_micro_batches_are_one_batch(
     assert len(set(whole)) == 6
 
 
-def test_the_first_loss_is_that_of_the_untrained_model(
-    make_model: MakeModel, examples: list[Example], tmp_path: Path
+@pytest.mark.parametrize(("weight", "means"), [(1.0, 2), (0.0, 1), (0.5, 1.5)])
+def test_the_first_loss_is_that_of_a_model_that_knows_nothing(
+    examples: list[Example], weight: float, means: float, tmp_path: Path
 ) -> None:
-    """Both means start near ln V, so a lost or doubled normalisation shows."""
-    losses = run(make_model, examples, config_for("full", steps=1), tmp_path)
-    assert losses[0] == pytest.approx(2 * math.log(288), rel=0.1)
-    without = run(make_model, examples, config_for("full", steps=1, ar_weight=0), tmp_path / "w0")
-    assert without[0] == pytest.approx(math.log(288), rel=0.1)
+    """Each mean starts near ln V, so a lost or doubled normalisation shows."""
+    losses = run(fresh, examples, config_for("full", steps=1, ar_weight=weight), tmp_path)
+    assert losses[0] == pytest.approx(means * math.log(288), rel=0.05)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_loss_falls(
-    make_model: MakeModel, examples: list[Example], mode: str, tmp_path: Path
-) -> None:
-    config = config_for(mode, steps=25, learning_rate=1e-2, kl_weight=0.0)
-    losses = run(make_model, examples, config, tmp_path)
-    assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+def test_the_loss_falls(examples: list[Example], mode: str, tmp_path: Path) -> None:
+    """An adapter can do little with a random base; the end is below any constant guess's start."""
+    config = config_for(mode, steps=25, batch_size=5, learning_rate=1e-2, kl_weight=0.0, rank=8)
+    losses = run(fresh, examples, config, tmp_path)
+    assert sum(losses[-3:]) < 0.85 * sum(losses[:3])
 
 
 @pytest.mark.parametrize("mode", ["lora", "mask-only"])
@@ -94,8 +100,11 @@ def test_the_base_weights_stay_bit_for_bit(
 ) -> None:
     model, before = make_model(), make_model().network.state_dict()
     train(model, examples, config_for(mode, steps=3, learning_rate=1e-2), tmp_path)
-    # PEFT wraps the linears in place: the weight of `q_proj` is now that of `q_proj.base_layer`.
-    after = {name.replace(".base_layer", ""): w for name, w in model.network.state_dict().items()}
+    # PEFT wraps modules in place: the weight of `q_proj` is now that of `q_proj.base_layer`.
+    after = {
+        name.replace(".base_layer", "").replace(".token_adapter", ""): weight
+        for name, weight in model.network.state_dict().items()
+    }
     for name, weight in before.items():
         assert torch.equal(after[name], weight), name
 
@@ -238,7 +247,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(
         model.network.get_submodule("model.norm").weight.fill_(float("nan"))  # type: ignore[operator]
     with pytest.raises(InputError, match="the loss is nan at step 0; .* lower learning rate"):
         train(model, examples, config_for("full"), tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_training_does_not_touch_the_callers_random_state(
@@ -252,3 +261,18 @@ def test_training_does_not_touch_the_callers_random_state(
     train(second, examples, config_for("lora", steps=1), tmp_path / "b")
     for name, weight in first.network.state_dict().items():
         assert torch.equal(weight, second.network.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_training_runs_in_bfloat16(
+    make_model: MakeModel,
+    examples: list[Example],
+    mode: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_for(mode)
+    wide = run(make_model, examples, config, tmp_path / "wide")
+    monkeypatch.setattr("marslm.train.run.has_fast_bfloat16", lambda: True)
+    monkeypatch.setattr("marslm.train.trainer.has_fast_bfloat16", lambda: True)
+    assert run(make_model, examples, config, tmp_path / "narrow") == pytest.approx(wide, rel=0.02)

@@ -120,6 +120,11 @@ class DecodeBench:
                 steps.append((seconds, sum(len(event.tokens) for event in events)))
         return Run([answer_of(request) for request in requests], steps)
 
+    def answers(self, name: str) -> list[Answer]:
+        """Return a strategy's answers; with prompts of one kind, in the prompts' order."""
+        tallies = [tally for (strategy, _), tally in self._tallies.items() if strategy == name]
+        return [a for tally in tallies for run in tally.runs for a in run.answers]
+
     def rows(self) -> list[Row]:
         """Return one row per strategy over everything, then one per strategy and kind."""
         kinds = list(dict.fromkeys(kind for _, kind in self._tallies))

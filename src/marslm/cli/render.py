@@ -16,6 +16,9 @@ from rich.text import Text
 from marslm.report import Row
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from marslm.engine.api import Answer
     from marslm.engine.engine import StepEvent
 
 console = Console(highlight=False)
@@ -32,12 +35,28 @@ class RunPainter:
 
     def paint(self, event: StepEvent) -> Text:
         """Return a step's text, coloured if it brought several tokens."""
-        style = next(self._styles) if len(event.tokens) > 1 else ""
-        return Text(event.text, style=style)
+        return Text(event.text, style=self.next_style(len(event.tokens)))
+
+    def next_style(self, tokens: int) -> str:
+        """Return the style of a run of so many tokens."""
+        return next(self._styles) if tokens > 1 else ""
 
     def print(self, event: StepEvent) -> None:
         """Write a step's text at once, as it comes."""
         console.print(self.paint(event), end="", soft_wrap=True)
+
+
+def paint_answer(tokenizer: PreTrainedTokenizerBase, answer: Answer) -> Text:
+    """Return a finished answer's text, each run of several tokens in its own colour."""
+    from marslm.runtime.detokenize import Detokenizer
+
+    painter, detokenizer = RunPainter(), Detokenizer(tokenizer)
+    painted, start = Text(), 0
+    for run in answer.runs:
+        piece = detokenizer.add(answer.ids[start : start + run])
+        painted.append(piece, style=painter.next_style(run))
+        start += run
+    return painted.append(detokenizer.finish())
 
 
 def figures(tokens: int, forwards: int, seconds: float) -> str:

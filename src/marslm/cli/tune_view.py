@@ -5,6 +5,7 @@ Knows nothing about what the events mean to the run.
 
 from __future__ import annotations
 
+import time
 from types import TracebackType
 
 from rich.panel import Panel
@@ -28,6 +29,9 @@ _RESULT_COLUMNS = (
 )
 
 
+_SECONDS_BETWEEN_LINES = 30.0
+
+
 class TuneView:
     """Renders events; a context manager, so that the bar is closed whatever happens."""
 
@@ -40,6 +44,7 @@ class TuneView:
             TextColumn("{task.fields[facts]}"),
             console=console,
         )
+        self._last_line = float("-inf")
         self._task = self._bar.add_task("", total=1.0, facts="", visible=False)
 
     def __enter__(self) -> TuneView:
@@ -71,9 +76,17 @@ class TuneView:
             print_rows([r.row() for r in event.results], _RESULT_COLUMNS, "held-out prompts")
 
     def _update(self, label: str, fraction: float, facts: str) -> None:
+        if not console.is_terminal:
+            self._print_now_and_then(f"{label} {fraction:.0%}  {facts}")
         self._bar.update(
             self._task, description=label, completed=fraction, facts=facts, visible=True
         )
+
+    def _print_now_and_then(self, line: str) -> None:
+        """Print progress as lines where a bar would not show: in a log file or a pipe."""
+        if time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            console.print(line, soft_wrap=True)
 
     def _show_answering(self, event: AnswerProgress) -> None:
         rate = event.tokens / max(1e-9, event.seconds)

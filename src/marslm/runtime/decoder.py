@@ -219,9 +219,7 @@ def _build_layer(body: nn.Module, index: int, adapter: Adapter | None, pack: boo
         linears = [module(name) for name in names]
         updates = (adapter.updates if adapter else {}).get
         found = [updates(f"model.layers.{index}.{name}") for name in names]
-        weight = torch.cat([_weight(linear) for linear in linears])
-        biases = [linear.bias for linear in linears if isinstance(linear.bias, Tensor)]
-        bias = torch.cat([b.detach() for b in biases]) if biases else None
+        weight, bias = _fuse_weights(linears)
         return Projection(make_linear(weight, bias, pack=pack), _fuse_updates(linears, found, pack))
 
     has_head_norms = hasattr(module("self_attn"), "q_norm")
@@ -235,6 +233,16 @@ def _build_layer(body: nn.Module, index: int, adapter: Adapter | None, pack: boo
         gate_up=fuse("mlp.gate_proj", "mlp.up_proj"),
         down=fuse("mlp.down_proj"),
     )
+
+
+def _fuse_weights(linears: list[nn.Module]) -> tuple[Tensor, Tensor | None]:
+    """Return the linears' weights as one; theirs become views of it, so nothing is held twice."""
+    fused = torch.cat([_weight(linear) for linear in linears])
+    parts = torch.split(fused, [len(_weight(linear)) for linear in linears])
+    for linear, part in zip(linears, parts, strict=True):
+        linear.weight = nn.Parameter(part, requires_grad=False)
+    biases = [linear.bias.detach() for linear in linears if isinstance(linear.bias, Tensor)]
+    return fused, torch.cat(biases) if biases else None
 
 
 def _fuse_updates(

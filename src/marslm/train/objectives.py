@@ -30,8 +30,8 @@ from marslm.core.streams import Rows, distance, join
 _NEVER = -1e4
 """Logit of [MASK] in training: no probability, but finite, since KL multiplies it by zero."""
 
-_CHUNK = 128
-"""Rows whose logits exist at once: 25 MB at 49152 tokens, which stays in a CPU's cache."""
+_CHUNK = 6_000_000
+"""Logits that exist at once: 25 MB, about what a CPU's cache holds."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class _Objective(nn.Module):
         self.network = network
         self._mask_token_id = mask_token_id
         self._block_size = block_size
+        self._vocabulary: int = network.config.vocab_size
 
     @property
     def _base(self) -> nn.Module:
@@ -89,7 +90,10 @@ class _Objective(nn.Module):
             logits = self._logits(hidden)
             return loss(logits, targets, *more), logits.detach().argmax(-1) == targets
 
-        chunks = zip(*(torch.split(t, _CHUNK) for t in (hidden, targets, *more)), strict=True)
+        rows = max(1, _CHUNK // self._vocabulary)
+        if len(targets) <= rows:
+            return one_chunk(hidden, targets, *more)
+        chunks = zip(*(torch.split(t, rows) for t in (hidden, targets, *more)), strict=True)
         parts = [checkpoint(one_chunk, *chunk, use_reentrant=False) for chunk in chunks]
         losses, right = zip(*parts, strict=True)
         return torch.cat(losses), torch.cat(right)

@@ -58,7 +58,7 @@ def train(
     network, objective = _prepare(model, config)
     data = TwoStreamData(examples, config)
     trainer = MarsTrainer(objective, data, config, checkpoints, listener)
-    # Under autocast, PEFT's own cast of every input to float32 is undone at once: a third of a step.
+    # PEFT's cast of every input to float32 is undone by autocast at once: a third of a step.
     with disable_input_dtype_casting(network, active=has_fast_bfloat16()):
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if isinstance(network, PeftModel):

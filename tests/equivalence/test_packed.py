@@ -1,0 +1,83 @@
+"""Packed float32 weights give the plain ones' results, and the switch decides which are used."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import build_model, build_runner, random_prompts, with_random_adapter
+
+from marslm.models import packed
+from marslm.models.tiny import ARCHITECTURES
+from marslm.runtime.decoder import Decoder
+from marslm.runtime.runner import Work
+
+needs_packing = pytest.mark.skipif(
+    not packed.can_pack(torch.zeros(1)), reason="this machine's torch packs no weights"
+)
+
+
+@needs_packing
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_packed_logits_equal_plain_ones(architecture: str) -> None:
+    model = with_random_adapter(build_model(architecture, dtype=torch.float32))
+    mask = model.mask_token_id
+    results = []
+    for pack in (False, True):
+        runner, _ = build_runner(model, slots=3, pack=pack)
+        works = [
+            Work(slot, 0, prompt, [mask] * 3, 4)
+            for slot, prompt in enumerate(random_prompts([1, 7, 30]))
+        ]
+        results.append(torch.cat(runner.forward(works)))
+    plain, fast = results
+    assert torch.isfinite(plain[:, :mask]).all()
+    torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-4)
+
+
+@needs_packing
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 16, 33])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_packed_linear_serves_any_number_of_rows(rows: int, biased: bool) -> None:
+    torch.manual_seed(rows)
+    weight, x = torch.randn(24, 40), torch.randn(rows, 40)
+    bias = torch.randn(24) if biased else None
+    expected = x.double() @ weight.double().T + (0 if bias is None else bias)
+    linear = packed.make_linear(weight, bias, pack=True)
+    torch.testing.assert_close(linear(x).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_packing
+@pytest.mark.parametrize(
+    ("pack", "dtype", "packs"),
+    [
+        (True, torch.float32, True),
+        (False, torch.float32, False),
+        (True, torch.float64, False),
+        (True, torch.bfloat16, False),
+    ],
+)
+def test_the_switch_and_the_dtype_decide(
+    pack: bool, dtype: torch.dtype, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packings = []
+    real = torch.ops.mkldnn._reorder_linear_weight
+
+    def spy(*arguments: object) -> torch.Tensor:
+        packings.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", spy)
+    Decoder(build_model("qwen2", dtype=dtype), max_length=8, pack=pack)
+    assert bool(packings) == packs
+
+
+def test_bfloat16_decodes() -> None:
+    """Where nothing is packed and rounding is coarse, the pass still follows the float64 one."""
+    prompt = random_prompts([12])[0]
+    coarse, fine = (
+        build_runner(build_model("llama", dtype=dtype))[0].forward([Work(0, 0, prompt, [], 1)])[0]
+        for dtype in (torch.bfloat16, torch.float64)
+    )
+    assert coarse.dtype == torch.bfloat16
+    similarity = torch.cosine_similarity(coarse[:, :256].double(), fine[:, :256])
+    assert float(similarity) > 0.99
