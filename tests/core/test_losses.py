@@ -93,8 +93,8 @@ def test_the_papers_share_of_ar_equivalent_signal(block_size: int, share: float)
     assert (clean.grad.sum() / total).item() == pytest.approx(share)
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.randoms(use_true_random=False))
-def test_parts_with_global_counts_add_up_to_the_whole(sizes: list[int], random: object) -> None:
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_parts_with_global_counts_add_up_to_the_whole(sizes: list[int]) -> None:
     """FAULTS 18: micro-batches of any sizes give the loss of one batch."""
     generator = torch.Generator().manual_seed(sum(sizes))
     parts = [

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import build_network
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -264,3 +265,17 @@ def test_a_fully_trained_model_is_an_ordinary_checkpoint(
     assert ours.record is not None
     assert (ours.record.mode, ours.record.block_size) == ("full", 4)
     assert ours.tokenizer.get_vocab() == trained.tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_a_fully_trained_model_keeps_its_tokenizer(
+    train_into: Callable[..., Path], architecture: str
+) -> None:
+    """AutoTokenizer picks a class by model type, which may normalise text or add tokens."""
+    tokenizer = build_tokenizer()
+    model = MarsModel("tiny", build_network(architecture, dtype=torch.float32), tokenizer, 259)
+    again = load(str(train_into(model, "full"))).tokenizer
+    assert again.get_vocab() == tokenizer.get_vocab()
+    for text in ("Cafe\u0301 \u212b", " two  spaces\n", "1234<|mask|>5"):
+        assert again.encode(text) == tokenizer.encode(text)
+        assert again.decode(again.encode(text)) == text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from transformers import TrainerControl
 
@@ -19,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("marslm.train.budget.time.monotonic", clock)
+    monkeypatch.setattr("marslm.train.budget.time", SimpleNamespace(monotonic=clock))
     return clock
 
 

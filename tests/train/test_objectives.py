@@ -165,6 +165,26 @@ def test_two_stream_gradients_are_the_direct_ones(
         torch.testing.assert_close(weight.grad, theirs[name].grad, rtol=1e-3, atol=1e-5)
 
 
+def test_chunks_of_rows_are_one_batch_of_rows(
+    make_model: MakeModel, examples: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With many rows the logits are computed in parts, and again for the backward pass."""
+    whole, parts = make_model(), make_model()
+    batch = make_batch(examples)
+    found = []
+    for model, logits_at_once in ((whole, 10**9), (parts, 7 * 288 + 5)):
+        monkeypatch.setattr("marslm.train.objectives._CHUNK", logits_at_once)
+        objective = TwoStream(model.network, model.mask_token_id, B, 1.0)
+        loss, hits = objective(batch, counts_of(batch))
+        loss.backward()
+        found.append((loss.item(), hits.correct.tolist(), hits.total.tolist()))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
+    assert found[1][1:] == found[0][1:]
+    theirs = dict(whole.network.named_parameters())
+    for name, weight in parts.network.named_parameters():
+        torch.testing.assert_close(weight.grad, theirs[name].grad, rtol=1e-3, atol=1e-5)
+
+
 def test_hits_are_counted_by_masks_seen(make_model: MakeModel, examples: list[Example]) -> None:
     model = make_model()
     batch = make_batch(examples)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -199,6 +200,52 @@ def test_a_run_by_minutes_ends_by_the_clock(
     assert record.steps[-1].fraction == 1
     assert all(event.fraction < 1 for event in record.steps[:-1])
     assert record.saved[-1].step == record.steps[-1].step
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock for the budget that stands still until the test moves it: [now]."""
+    now = [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("marslm.train.budget.time", clock)
+    return now
+
+
+def test_a_run_by_minutes_resumes_its_schedule(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path, seconds: list[float]
+) -> None:
+    """Time used before counts: the learning rate goes on falling, and the run ends as planned."""
+    config = config_for("lora", steps=None, minutes=8 / 60, checkpoint_minutes=1e-9)
+
+    class OneSecondSteps(Record):
+        def __call__(self, event: Event) -> None:
+            super().__call__(event)
+            seconds[0] += isinstance(event, Progress)
+
+    whole, stopped, resumed = OneSecondSteps(), OneSecondSteps(stop_at=4), OneSecondSteps()
+    train(make_model(), examples, config, tmp_path / "whole", listener=whole)
+    with pytest.raises(KeyboardInterrupt):
+        train(make_model(), examples, config, tmp_path / "parts", listener=stopped)
+    seconds[0] += 3600
+    train(make_model(), examples, config, tmp_path / "parts", resume=True, listener=resumed)
+    assert len(whole.steps) == 9
+    assert [event.step for event in resumed.steps] == [4, 5, 6, 7, 8, 9]
+    for ours, theirs in zip(resumed.steps, whole.steps[3:], strict=True):
+        assert ours.elapsed == theirs.elapsed
+        assert ours.fraction == pytest.approx(theirs.fraction)
+        assert ours.learning_rate == pytest.approx(theirs.learning_rate)
+        assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
+
+
+def test_a_finished_run_can_be_lengthened(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    train(make_model(), examples, config_for("lora", steps=3), tmp_path)
+    record = Record()
+    longer = config_for("lora", steps=6)
+    train(make_model(), examples, longer, tmp_path, resume=True, listener=record)
+    assert [event.step for event in record.steps] == [4, 5, 6]
+    assert [event.fraction for event in record.steps] == pytest.approx([4 / 6, 5 / 6, 1])
 
 
 def test_nothing_to_resume(make_model: MakeModel, examples: list[Example], tmp_path: Path) -> None:
