@@ -12,10 +12,9 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from helpers import build_model, fit_letters  # noqa: E402
-
-from marslm.models.loading import MarsModel  # noqa: E402
-from marslm.models.tiny import ARCHITECTURES  # noqa: E402
+from helpers import build_model, fit_letters
+from marslm.models.loading import MarsModel
+from marslm.models.tiny import ARCHITECTURES
 
 # Machines differ in speed, and a failure must come back when the test is run again. To search
 # further: pytest --hypothesis-profile=thorough

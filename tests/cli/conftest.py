@@ -51,8 +51,6 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     # The command sets these before transformers is imported, which reads some of them only then.
     monkeypatch.setattr("transformers.utils.logging._tqdm_active", False)
-    monkeypatch.setattr("marslm.train.run.has_fast_bfloat16", lambda: False)
-    monkeypatch.setattr("marslm.train.trainer.has_fast_bfloat16", lambda: False)
 
     def run(*arguments: object) -> Result:
         capfd.readouterr()
@@ -116,8 +114,5 @@ def adapter_folder(
     chat = (Message("user", "Say it."), Message("assistant", "several tokens at once"))
     examples = [encode_dialogue(model.tokenizer, Dialogue(chat, "made:1"))] * 2
     config = TuneConfig.for_mode("mask-only", steps=3, batch_size=2, rank=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("marslm.train.run.has_fast_bfloat16", lambda: False)
-        patch.setattr("marslm.train.trainer.has_fast_bfloat16", lambda: False)
-        train(model, examples, config, folder)
+    train(model, examples, config, folder)
     return folder

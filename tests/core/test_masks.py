@@ -135,7 +135,7 @@ def layouts(draw: st.DrawFn) -> tuple[Rows, list[tuple[int, int]]]:
 def test_a_mask_sees_its_clean_prefix_and_its_own_block(
     layout: tuple[Rows, list[tuple[int, int]]],
 ) -> None:
-    """The rule in sets: clean p sees clean 0..p; mask d of a block sees 0..anchor and masks 1..d."""
+    """As sets: clean p sees clean 0..p; mask d of a block sees clean 0..anchor and masks 1..d."""
     rows, blocks = layout
     length = int((rows.block == CLEAN).sum())
     expected = [set(range(p + 1)) for p in range(length)]
@@ -206,7 +206,9 @@ def test_queries_and_keys_may_differ() -> None:
 
 def test_a_mask_broadcasts_over_heads() -> None:
     rows = clean_rows(3)
-    batch = Rows(*(t.expand(2, -1) for t in (rows.position, rows.anchor, rows.block, rows.document)))
+    batch = Rows(
+        *(t.expand(2, -1) for t in (rows.position, rows.anchor, rows.block, rows.document))
+    )
     mask: Tensor = dense_mask(batch, batch)
     assert mask.dtype == torch.bool
     assert mask.shape == (2, 1, 3, 3)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from helpers import LETTERS, letters, random_prompts, solo, with_random_adapter
 
+from helpers import LETTERS, letters, random_prompts, solo, with_random_adapter
 from marslm.engine.api import Answer, answer_of
 from marslm.engine.engine import Engine
 from marslm.models.loading import MarsModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from helpers import letters, solo
 
+from helpers import letters, solo
 from marslm.engine.engine import Engine
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
@@ -32,9 +32,7 @@ def test_turning_between_exact_strategies_changes_no_token(
         plain = solo(
             fitted_model,
             prompt,
-            SamplingParams(
-                max_new_tokens=40, temperature=temperature, seed=5, strategy="ar"
-            ),
+            SamplingParams(max_new_tokens=40, temperature=temperature, seed=5, strategy="ar"),
         )
         assert sequence.transcript.ids == plain.ids
     assert any(run > 1 for sequence in sequences for run in sequence.runs)

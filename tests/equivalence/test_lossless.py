@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence as ListOf
 
 import pytest
-from helpers import build_model, letters, random_prompts, solo
 
+from helpers import build_model, letters, random_prompts, solo
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
@@ -21,15 +21,16 @@ SAMPLING = [(0.0, 0), (0.7, 1), (1.3, 2**40 + 3)]
 class Coached(Lossless):
     """Lossless with drafts that a coach whispers: of any length, right or wrong at random."""
 
-    def __init__(self, mask_token_id: int, truth: list[int], seed: int) -> None:
+    def __init__(self, mask_token_id: int, truth: list[int], seed: int, wrong: int = 97) -> None:
         super().__init__(mask_token_id)
         self._truth = truth
+        self._wrong = wrong
         self._random = random.Random(seed)
 
     def propose(self, sequence: Sequence, settings: StepSettings) -> ListOf[int]:
         written = len(sequence.tokens) - sequence.prompt_length
         drafts = self._truth[written : written + self._random.randrange(6)]
-        sequence.state = [d if self._random.random() < 0.8 else 97 for d in drafts]
+        sequence.state = [d if self._random.random() < 0.8 else self._wrong for d in drafts]
         return super().propose(sequence, settings)
 
 
@@ -63,6 +64,31 @@ def test_any_drafts_give_the_one_token_answer(
         assert sum(answer.runs) == len(answer.ids)
         lengths |= set(answer.runs)
     assert lengths >= {1, 2, 3, 4}
+
+
+def test_only_verified_tokens_end_an_answer(
+    random_model: MarsModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS 3: the coach lies with end tokens, and whispers on behind real ones and stops."""
+    end = random_model.tokenizer.eos_token_id
+    reasons = []
+    for number, prompt in enumerate(random_prompts([2, 5, 11, 3, 8, 20], seed=6)):
+        unending = SamplingParams(strategy="ar", max_new_tokens=40, ignore_eos=True)
+        truth = solo(random_model, prompt, unending)
+        coached = Coached(random_model.mask_token_id, truth.ids, number, wrong=end)
+        monkeypatch.setitem(registry._FACTORIES, "lossless", lambda _, c=coached: c)
+        stop = (truth.text[5:7],) if number % 2 else ()
+        plain, lossless = (
+            solo(random_model, prompt, SamplingParams(strategy=name, max_new_tokens=30, stop=stop))
+            for name in ("ar", "lossless")
+        )
+        assert (lossless.ids, lossless.text, lossless.finish_reason) == (
+            plain.ids,
+            plain.text,
+            plain.finish_reason,
+        )
+        reasons.append(plain.finish_reason)
+    assert "stop" in reasons
 
 
 @pytest.mark.parametrize("block", [1, 2, 4, 7])

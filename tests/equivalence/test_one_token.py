@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from helpers import (
     build_model,
     build_runner,
@@ -13,7 +14,6 @@ from helpers import (
     solo,
     with_random_adapter,
 )
-
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.runner import Work

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import build_model, build_runner, random_prompts, with_random_adapter
 
+from helpers import build_model, build_runner, random_prompts, with_random_adapter
 from marslm.models import packed
 from marslm.models.tiny import ARCHITECTURES
 from marslm.runtime.decoder import Decoder

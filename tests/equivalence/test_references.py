@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import full_logits, letters, random_prompts, solo
 from torch import Tensor
 
+from helpers import full_logits, letters, random_prompts, solo
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sampling import choose

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import build_model, build_network, build_runner
 from torch import Tensor
 
+from helpers import build_model, build_network, build_runner
 from marslm.core.losses import LossCounts
 from marslm.core.streams import CLEAN, PADDING, Rows
 from marslm.data.encode import Example
@@ -168,9 +168,7 @@ def test_a_wrong_mask_is_noticed(rule: Any, monkeypatch: pytest.MonkeyPatch) -> 
     model, batch = build_model("llama", seed=3), make_batch(config)
     monkeypatch.setattr("marslm.core.masks.may_attend", rule)
     objective = TwoStream(model.network, model.mask_token_id, config.block_size, w=1.0)
-    noisy, clean = compare(
-        model, batch, Trained(monkeypatch, objective, batch), config.block_size
-    )
+    noisy, clean = compare(model, batch, Trained(monkeypatch, objective, batch), config.block_size)
     assert max(noisy) > FAR
     assert max(clean) < TOLERANCE
 
@@ -192,11 +190,16 @@ def test_frozen_clean_rows_are_decoder_rows_with_the_saved_adapter(
     network.double()
     randomise(p for p in network.parameters() if p.requires_grad)
     record = MarsRecord(
-        "mask-only", tuned.mask_token_id, settings.block_size, marks_of(tuned.network, tuned.tokenizer)
+        "mask-only",
+        tuned.mask_token_id,
+        settings.block_size,
+        marks_of(tuned.network, tuned.tokenizer),
     )
     save_adapter(network, record, tmp_path)
     base = build_network(architecture, seed=3)
-    model = MarsModel("", base, tuned.tokenizer, tuned.mask_token_id, record, read_adapter(tmp_path))
+    model = MarsModel(
+        "", base, tuned.tokenizer, tuned.mask_token_id, record, read_adapter(tmp_path)
+    )
 
     trained = Trained(monkeypatch, objective, batch)
 

@@ -50,10 +50,7 @@ def train_into(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         examples = [encode_dialogue(model.tokenizer, Dialogue(chat, "made:1"))] * 2
         # A high rate, so that two steps leave a mark that a wrong merge would miss.
         settings = {"steps": 2, "batch_size": 2, "rank": 4, "learning_rate": 0.05}
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("marslm.train.run.has_fast_bfloat16", lambda: False)
-            patch.setattr("marslm.train.trainer.has_fast_bfloat16", lambda: False)
-            train(model, examples, TuneConfig.for_mode(mode, **settings), folder)  # type: ignore[arg-type]
+        train(model, examples, TuneConfig.for_mode(mode, **settings), folder)  # type: ignore[arg-type]
         return folder
 
     return run

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from helpers import build_model, build_runner, full_logits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import build_model, build_runner, full_logits
 from marslm.models.tiny import ARCHITECTURES
 from marslm.runtime.cache import SlotCache
 from marslm.runtime.runner import Work

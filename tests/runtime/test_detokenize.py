@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from marslm.models.tiny import build_tokenizer
@@ -15,8 +16,6 @@ TOKENIZER = build_tokenizer()
 
 def merging_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer whose tokens end inside characters, as those of real vocabularies do."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
@@ -32,8 +31,6 @@ def merging_tokenizer() -> PreTrainedTokenizerFast:
 
 def sentence_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer that writes a token's leading space only inside a text, as Llama 2's."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
     words = ["▁a", "▁bee", "ee", "▁", "c", ",", "▁日", "本"]
     vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}}
     vocabulary |= {word: 257 + place for place, word in enumerate(words)}
@@ -76,7 +73,7 @@ def check(tokenizer: PreTrainedTokenizerFast, chunks: list[list[int]]) -> None:
 texts = st.text(max_size=12)
 
 
-@given(chunked(texts.map(lambda text: TOKENIZER.encode(text))))
+@given(chunked(texts.map(TOKENIZER.encode)))
 def test_any_text_in_any_chunks(chunks: list[list[int]]) -> None:
     check(TOKENIZER, chunks)
 

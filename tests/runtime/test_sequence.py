@@ -53,9 +53,7 @@ def test_the_caller_keeps_its_prompt() -> None:
         max_size=6,
     ),
 )
-def test_one_token_is_always_pending(
-    prompt: list[int], steps: list[tuple[list[int], int]]
-) -> None:
+def test_one_token_is_always_pending(prompt: list[int], steps: list[tuple[list[int], int]]) -> None:
     sequence = start(prompt)
     for tokens, cells in steps:
         sequence.commit(tokens)

@@ -1,4 +1,4 @@
-"""A small model, examples of unequal length, and training in float32."""
+"""A small model, which trains in float32, and examples of unequal length."""
 
 from __future__ import annotations
 
@@ -14,13 +14,6 @@ from marslm.models.loading import MarsModel
 from marslm.models.tiny import build_tokenizer
 
 MakeModel = Callable[..., MarsModel]
-
-
-@pytest.fixture(autouse=True)
-def float32_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some CPUs train in bfloat16, which is too coarse to compare."""
-    monkeypatch.setattr("marslm.train.run.has_fast_bfloat16", lambda: False)
-    monkeypatch.setattr("marslm.train.trainer.has_fast_bfloat16", lambda: False)
 
 
 @pytest.fixture

@@ -320,6 +320,5 @@ def test_training_runs_in_bfloat16(
 ) -> None:
     config = config_for(mode)
     wide = run(make_model, examples, config, tmp_path / "wide")
-    monkeypatch.setattr("marslm.train.run.has_fast_bfloat16", lambda: True)
-    monkeypatch.setattr("marslm.train.trainer.has_fast_bfloat16", lambda: True)
+    monkeypatch.setattr("marslm.train.run.computes_in_bfloat16", lambda network: True)
     assert run(make_model, examples, config, tmp_path / "narrow") == pytest.approx(wide, rel=0.02)

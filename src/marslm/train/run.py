@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.helpers import disable_input_dtype_casting
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -24,7 +23,7 @@ from marslm.train.config import LORA_TARGETS, TuneConfig
 from marslm.train.events import Listener
 from marslm.train.objectives import FrozenClean, TwoStream
 from marslm.train.saving import save_adapter, save_model
-from marslm.train.trainer import MarsTrainer, has_fast_bfloat16, last_checkpoint
+from marslm.train.trainer import MarsTrainer, computes_in_bfloat16, last_checkpoint
 
 
 def train(
@@ -57,10 +56,9 @@ def train(
     )
     network, objective = _prepare(model, config)
     data = TwoStreamData(examples, config)
-    trainer = MarsTrainer(objective, data, config, checkpoints, listener)
-    # PEFT's cast of every input to float32 is undone by autocast at once: a third of a step.
-    with disable_input_dtype_casting(network, active=has_fast_bfloat16()):
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    narrow = computes_in_bfloat16(model.network)
+    trainer = MarsTrainer(objective, data, config, checkpoints, listener, bfloat16=narrow)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if isinstance(network, PeftModel):
         save_adapter(network, record, folder)
     else:
@@ -84,8 +82,9 @@ def _prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | Pe
     """Return the network with what is to be trained requiring gradients, and the objective."""
     mask, block = model.mask_token_id, config.block_size
     # Frozen weights may be bfloat16 where that is fast; trained ones stay float32.
-    narrow = config.mode == "mask-only" and has_fast_bfloat16()
-    network = model.network.to(torch.bfloat16 if narrow else torch.float32)  # type: ignore[arg-type]
+    narrow = computes_in_bfloat16(model.network)
+    dtype = torch.bfloat16 if narrow and config.mode == "mask-only" else torch.float32
+    network = model.network.to(dtype)  # type: ignore[arg-type]
     if config.mode == "full":
         network.requires_grad_(True)
         return network, TwoStream(network, mask, block, config.ar_weight)
@@ -93,9 +92,18 @@ def _prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | Pe
         torch.manual_seed(config.seed)
         adapted = get_peft_model(network, _lora_config(model, config))
     assert isinstance(adapted, PeftModel)
+    if narrow:
+        _leave_inputs_narrow(adapted)
     if config.mode == "lora":
         return adapted, TwoStream(adapted, mask, block, config.ar_weight)
     return adapted, FrozenClean(adapted, mask, block, config.kl_weight)
+
+
+def _leave_inputs_narrow(network: PeftModel) -> None:
+    """Stop PEFT from casting every input to float32, which autocast undoes: a third of a step."""
+    for module in network.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            setattr(module, "cast_input_dtype_enabled", False)  # noqa: B010
 
 
 def _lora_config(model: MarsModel, config: TuneConfig) -> LoraConfig:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
 from transformers import (
+    PreTrainedModel,
     PrinterCallback,
     ProgressCallback,
     Trainer,
@@ -33,6 +34,7 @@ from marslm.train.objectives import Hits, count_targets
 
 _WEIGHTS = "trained.safetensors"
 _COMPLETE = "complete"
+_SMALL_HIDDEN_SIZE = 256
 
 
 class MarsTrainer(Trainer):
@@ -45,15 +47,17 @@ class MarsTrainer(Trainer):
         config: TuneConfig,
         folder: Path,
         listener: Listener,
+        *,
+        bfloat16: bool = False,
     ) -> None:
-        """`folder`: where checkpoints go. `listener` hears progress."""
+        """`folder`: where checkpoints go. `listener` hears progress. `bfloat16`: autocast to it."""
         self._config = config
         self._budget = Budget(config.steps, config.minutes)
         self._listener = listener
         self._meter = _Meter(config.block_size)
         super().__init__(
             model=objective,
-            args=_arguments(config, self._budget, folder),
+            args=_arguments(config, self._budget, folder, bfloat16),
             train_dataset=data,
             data_collator=collate,
             callbacks=[self._budget, _SaveByTime(config.checkpoint_minutes)],
@@ -218,7 +222,9 @@ def last_checkpoint(folder: Path) -> Path | None:
     return max(complete, key=lambda path: int(path.name.split("-")[1]), default=None)
 
 
-def _arguments(config: TuneConfig, budget: Budget, folder: Path) -> TrainingArguments:
+def _arguments(
+    config: TuneConfig, budget: Budget, folder: Path, bfloat16: bool
+) -> TrainingArguments:
     return TrainingArguments(
         output_dir=str(folder),
         max_steps=budget.max_steps,
@@ -227,7 +233,7 @@ def _arguments(config: TuneConfig, budget: Budget, folder: Path) -> TrainingArgu
         learning_rate=config.learning_rate,
         weight_decay=0.0,
         use_cpu=not torch.cuda.is_available(),
-        bf16=has_fast_bfloat16(),
+        bf16=bfloat16,
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="no",
@@ -240,8 +246,13 @@ def _arguments(config: TuneConfig, budget: Budget, folder: Path) -> TrainingArgu
     )
 
 
-def has_fast_bfloat16() -> bool:
-    """Return whether matrix products run faster in bfloat16 here: GPUs, and CPUs with AMX."""
+def computes_in_bfloat16(network: PreTrainedModel) -> bool:
+    """Return whether to autocast to bfloat16: on GPUs, and on CPUs with AMX.
+
+    A small model's products do not repay the casts, nor its training the rounding.
+    """
+    if network.config.hidden_size < _SMALL_HIDDEN_SIZE:
+        return False
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported())
     return bool(torch.cpu.get_capabilities().get("amx_bf16", False))
