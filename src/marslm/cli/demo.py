@@ -74,7 +74,7 @@ def _tiny() -> list[Row]:
 
     console.rule("tiny: sums, learned from scratch")
     with TuneView() as view:
-        loaded = train_tiny(_FOLDER / "tiny", view)
+        loaded = train_tiny(_FOLDER / "tiny", view.show_progress)
     with bar("held-out sums", 100) as done:
         result = decode_tiny(loaded, done)
     rows = _show(result, examples=2)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -70,9 +71,10 @@ def figures(tokens: int, forwards: int, seconds: float) -> str:
 def print_rows(rows: Sequence[Row], columns: Sequence[str], title: str | None = None) -> None:
     """Print the named columns of `rows` as a table; empty columns are left out."""
     shown = [column for column in columns if any(row.get(column) is not None for row in rows)]
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
     for column in shown:
-        table.add_column(column.replace("_", " "), justify="left" if column in _TEXT else "right")
+        label = _LABELS.get(column, column.replace("_", " "))
+        table.add_column(label, justify="left" if column in _TEXT else "right")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in shown))
     console.print(table)
@@ -80,8 +82,21 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], title: str | None = 
 
 _TEXT = ("strategy", "kind")
 
+_LABELS = {
+    "tokens_per_forward": "tok/fwd",
+    "rows_per_forward": "rows/fwd",
+    "tokens_per_second": "tok/s",
+    "seconds_per_forward": "s/fwd",
+    "speed_ratio": "speed",
+    "identical_to_ar": "= ar",
+    "agreement": "agree",
+    "accuracy": "right",
+}
+
 
 def _cell(value: str | int | float | bool | None) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

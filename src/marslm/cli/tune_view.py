@@ -15,6 +15,7 @@ from rich.text import Text
 from marslm.cli.render import console, print_rows
 from marslm.data.encode import mark_supervised
 from marslm.distill.answers import AnswerProgress
+from marslm.train.events import Event as TrainEvent
 from marslm.train.events import Progress as TrainProgress
 from marslm.train.events import Saved
 from marslm.tuning.tune import DataReady, Event, Measured
@@ -39,7 +40,7 @@ class TuneView:
         """Prepare the bar; it appears with the first progress."""
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[facts]}"),
             console=console,
@@ -68,7 +69,7 @@ class TuneView:
         elif isinstance(event, DataReady):
             self._show_data(event)
         elif isinstance(event, TrainProgress):
-            self._show_training(event)
+            self.show_progress(event)
         elif isinstance(event, Saved):
             console.print(f"[dim]step {event.step}: checkpoint {event.folder}[/dim]")
         elif isinstance(event, Measured):
@@ -104,17 +105,20 @@ class TuneView:
         title = "first example: [bold green]supervised[/] and [dim]not[/]"
         console.print(Panel(sample, title=title, title_align="left"))
 
-    def _show_training(self, event: TrainProgress) -> None:
-        hits = " ".join("--" if a is None else f"{a:.2f}" for a in event.accuracy)
+    def show_progress(self, event: TrainEvent) -> None:
+        """Move the bar to a step; other training events are not shown."""
+        if not isinstance(event, TrainProgress):
+            return
+        hits = " ".join(f"{a:.2f}".lstrip("0") for a in event.accuracy[:5] if a is not None)
         facts = (
-            f"step {event.step}  loss {event.loss:.3f}  accuracy by masks seen {hits}  "
-            f"{event.tokens_per_second:.0f} tokens/s  {_left(event.seconds_left)}"
+            f"step {event.step} loss {event.loss:.2f} right {hits} "
+            f"{event.tokens_per_second:.0f} tok/s {_left(event.seconds_left)}"
         )
         self._update("training", event.fraction, facts)
 
 
 def _left(seconds: float | None) -> str:
     if seconds is None:
-        return "time left unknown"
+        return ""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d} left"

@@ -36,7 +36,7 @@ TINY_CONFIG = TuneConfig(
     learning_rate=3e-3,
     warmup=0.05,
     batch_size=16,
-    steps=600,
+    steps=1000,
     max_length=128,
     checkpoint_minutes=60,
 )
