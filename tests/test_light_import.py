@@ -33,6 +33,6 @@ def test_what_an_import_pulls_in(code: str, allowed: set[str]) -> None:
 
 
 def test_decoding_needs_no_training_extra_and_no_terminal() -> None:
-    """`pip install marslm` has no peft; a server has no use for rich."""
+    """A plain install has no peft. Accelerate is taken by transformers where it is there."""
     found = modules_after("import marslm; marslm.load; marslm.generate; marslm.Engine")
-    assert found == {"torch", "transformers"}
+    assert found - {"accelerate"} == {"torch", "transformers"}

@@ -32,7 +32,9 @@ def test_a_report_is_version_machine_command_and_rows(tmp_path: Path) -> None:
 def test_the_command_can_be_pasted_into_a_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["/usr/local/bin/marslm", "generate", "What's 2 + 2?", "-n", "3"])
+    monkeypatch.setattr(
+        sys, "argv", ["/usr/local/bin/marslm", "generate", "What's 2 + 2?", "-n", "3"]
+    )
     write_report(tmp_path / "report.json", [])
     command = json.loads((tmp_path / "report.json").read_text())["command"]
     assert command == """marslm generate 'What'"'"'s 2 + 2?' -n 3"""

@@ -42,8 +42,13 @@ def new_folder(path: Path) -> Iterator[Path]:
             # rename() cannot replace a folder that is not empty, so the old one steps aside first.
             old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
             path.replace(old / path.name)
-            draft.replace(path)
-            shutil.rmtree(old)
+            try:
+                draft.replace(path)
+            except BaseException:
+                (old / path.name).replace(path)
+                raise
+            finally:
+                shutil.rmtree(old, ignore_errors=True)
         else:
             draft.replace(path)
     except BaseException:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import build_model, random_prompts, solo, with_random_adapter
 
+from helpers import build_model, random_prompts, solo, with_random_adapter
 from marslm.bench.decode import TRANSFORMERS, DecodeBench, EncodedPrompt
 from marslm.bench.transformers_baseline import generate_with_transformers
 from marslm.errors import InputError

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from helpers import build_model, build_network, build_runner, full_logits, solo
 from torch import Tensor
 
+from helpers import build_model, build_network, build_runner, full_logits, solo
 from marslm.bench.identity import TIE_GAP, Referee
 from marslm.engine.api import Answer
 from marslm.models.loading import MarsModel

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import build_network
 
+from helpers import build_network
 from marslm.cli.app import main
 from marslm.models.tiny import build_tokenizer
 
@@ -55,9 +55,10 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
     def run(*arguments: object) -> Result:
         capfd.readouterr()
         monkeypatch.setattr(sys, "argv", ["marslm", *map(str, arguments)])
-        with warnings.catch_warnings(), pytest.raises(SystemExit) as ended:
+        with warnings.catch_warnings():
             warnings.simplefilter("default", UserWarning)
-            main()
+            with pytest.raises(SystemExit) as ended:
+                main()
         out, err = capfd.readouterr()
         code = ended.value.code
         return Result(code if isinstance(code, int) else int(code is not None), out, err)
@@ -99,9 +100,7 @@ def write_rows(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def adapter_folder(
-    model_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def adapter_folder(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A mask-only adapter for the small model, three steps young."""
     from marslm.data.dialogues import Dialogue, Message  # noqa: PLC0415
     from marslm.data.encode import encode_dialogue  # noqa: PLC0415

@@ -35,7 +35,10 @@ def refused(result: Any, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [*DECODING, (["--strategy", "warp"], "unknown strategy 'warp': choose from ar, mars, lossless")],
+    [
+        *DECODING,
+        (["--strategy", "warp"], "unknown strategy 'warp': choose from ar, mars, lossless"),
+    ],
 )
 def test_generate_refuses_options(
     cli: Cli, model_folder: Path, tmp_path: Path, options: list[str], said: str
@@ -85,7 +88,11 @@ def test_models_that_do_not_exist(cli: Cli, command: list[str], tmp_path: Path) 
 
 
 def test_adapters_that_do_not_fit(
-    cli: Cli, save_model: Callable[..., Path], model_folder: Path, adapter_folder: Path, tmp_path: Path
+    cli: Cli,
+    save_model: Callable[..., Path],
+    model_folder: Path,
+    adapter_folder: Path,
+    tmp_path: Path,
 ) -> None:
     def answer(model: Path, adapter: Path) -> Any:
         return cli("generate", "Hi", "-n", 2, "-m", model, "-a", adapter)

@@ -22,7 +22,7 @@ NAN = float("nan")
         ([0.9, 0.9, 0.7], 0.8, 2),
         ([0.1, 0.9, 0.9], 0.8, 3),  # the first is always kept, and never ends the run
         ([0.1, 0.1, 0.9], 0.8, 1),  # nothing behind a miss is kept
-        ([0.9, 0.8, 0.8], 0.8, 3),  # reaching tau is enough
+        ([0.9, 0.5, 0.5], 0.5, 3),  # reaching tau is enough
         ([0.9], 0.8, 1),
         ([0.0], 0.5, 1),
         ([1.0, 1.0, 1.0], 1.0, 1),  # tau = 1: one token by rule, not by comparison

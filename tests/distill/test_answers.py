@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import build_model, solo
 
+from helpers import build_model, solo
 from marslm.data.dialogues import Dialogue, Message
 from marslm.data.encode import Example, encode_prompt
 from marslm.distill.answers import AnswerProgress, answer_all
@@ -176,11 +176,15 @@ def test_prompts_without_room_are_left_out(
     prompts = [len(example.ids) - sum(example.supervised) for example in expected]
     limit = max(prompts) + TOKENS - 1
     found = answer(model, dialogues, tmp_path / "cache.jsonl", max_length=limit)
-    assert found == [e for e, length in zip(expected, prompts, strict=True) if length < max(prompts)]
+    assert found == [
+        e for e, length in zip(expected, prompts, strict=True) if length < max(prompts)
+    ]
 
 
 def test_no_prompt_has_room(model: MarsModel, dialogues: list[Dialogue], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no prompt leaves room for 12 new tokens within 30: raise"):
+    with pytest.raises(
+        InputError, match="no prompt leaves room for 12 new tokens within 30: raise"
+    ):
         answer(model, dialogues, tmp_path / "cache.jsonl", max_length=30)
     assert list(tmp_path.iterdir()) == []
 

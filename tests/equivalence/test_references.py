@@ -20,30 +20,35 @@ from marslm.runtime.params import SamplingParams
 from marslm.runtime.sampling import choose
 from marslm.strategies.lossless import MIN_DRAFT_CONFIDENCE
 
-Answered = tuple[list[int], list[int]]
+Answered = tuple[list[int], list[int], int]
+"""Ids, tokens of each step, and rows that a cache makes of the steps after the first."""
 
 
 def mars_reference(model: MarsModel, prompt: list[int], params: SamplingParams) -> Answered:
     """One block of candidates a step: from the left while the confidence reaches tau."""
-    text, runs = list(prompt), []
+    text, runs, fed = list(prompt), [], 0
     masks = [model.mask_token_id] * (params.block - 1)
     while (left := len(prompt) + params.max_new_tokens - len(text)) > 0:
         rows = full_logits(model, [*text, *masks])[len(text) - 1 :]
+        # The tokens of the last step are fed as themselves, since masks stood for them.
+        fed += runs[-1] + len(masks) if runs else 0
         candidates = choose(rows, params, len(text))
         run = 1
         while run < params.block and confidence(rows[run], candidates[run], params) >= params.tau:
             run += 1
         runs.append(min(run, left))
         text += candidates[: runs[-1]]
-    return text[len(prompt) :], runs
+    return text[len(prompt) :], runs, fed
 
 
 def lossless_reference(model: MarsModel, prompt: list[int], params: SamplingParams) -> Answered:
     """The chain [text, drafts, masks]: drafts kept where plain decoding would write them."""
-    text, runs, drafts = list(prompt), [], []
+    text, runs, drafts, fed = list(prompt), [], [], 0
     masks = [model.mask_token_id] * (params.block - 1)
     while (left := len(prompt) + params.max_new_tokens - len(text)) > 0:
         rows = full_logits(model, [*text, *drafts, *masks])[len(text) - 1 :]
+        # Verified drafts were fed as themselves, so only the free token is still to be.
+        fed += 1 + len(drafts) + len(masks) if runs else 0
         written = []
         for row in rows[: len(drafts) + 1]:
             written += choose(row[None], params, len(text) + len(written))
@@ -55,7 +60,7 @@ def lossless_reference(model: MarsModel, prompt: list[int], params: SamplingPara
             drafts = likely_drafts(rows[len(drafts) + 1 :], params, len(text))
         else:
             drafts = []
-    return text[len(prompt) :], runs
+    return text[len(prompt) :], runs, fed
 
 
 def likely_drafts(rows: Tensor, params: SamplingParams, position: int) -> list[int]:
@@ -114,7 +119,9 @@ def test_answers_and_runs_equal_the_reference(
     for length in (1, 6, 21):
         prompt = letters(length, random.Random(length))
         answer = solo(fitted_model, prompt, params)
-        assert (answer.ids, answer.runs) == reference(fitted_model, prompt, params)
+        assert (answer.ids, answer.runs, answer.decode_rows) == reference(
+            fitted_model, prompt, params
+        )
         runs |= set(answer.runs)
     assert len(runs) > 1
 
@@ -130,4 +137,6 @@ def test_random_models_equal_the_reference(
     )
     for prompt in random_prompts([1, 8, 23], seed=5):
         answer = solo(random_model, prompt, params)
-        assert (answer.ids, answer.runs) == reference(random_model, prompt, params)
+        assert (answer.ids, answer.runs, answer.decode_rows) == reference(
+            random_model, prompt, params
+        )

@@ -14,7 +14,7 @@ from helpers import build_model, build_network, build_runner
 from marslm.core.losses import LossCounts
 from marslm.core.streams import CLEAN, PADDING, Rows
 from marslm.data.encode import Example
-from marslm.models.adapter import read_adapter
+from marslm.models.adapter import merge, read_adapter
 from marslm.models.loading import MarsModel
 from marslm.models.record import MarsRecord, marks_of
 from marslm.models.tiny import ARCHITECTURES
@@ -179,7 +179,6 @@ def test_frozen_clean_rows_are_decoder_rows_with_the_saved_adapter(
     architecture: str, config: TuneConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Through PEFT, the adapter's files and the decoder's own adapter code."""
-    monkeypatch.setattr(run, "has_fast_bfloat16", lambda: False)
     settings = TuneConfig(
         mode="mask-only", rank=3, steps=1, block_size=config.block_size, anchors=config.anchors
     )
@@ -213,6 +212,32 @@ def test_frozen_clean_rows_are_decoder_rows_with_the_saved_adapter(
     assert min(without_adapter) > FAR
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_lora_rows_are_decoder_rows_once_merged(
+    architecture: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An adapter for every row: trained beside the weights, decoded inside them."""
+    settings = TuneConfig(mode="lora", rank=3, steps=1, block_size=4)
+    batch, tuned = make_batch(settings), build_model(architecture, seed=3)
+    network, objective = run._prepare(tuned, settings)
+    network.double()
+    randomise(p for p in network.parameters() if p.requires_grad)
+    marks = marks_of(tuned.network, tuned.tokenizer)
+    record = MarsRecord("lora", tuned.mask_token_id, settings.block_size, marks)
+    save_adapter(network, record, tmp_path)
+    model = build_model(architecture, seed=3)
+    merge(read_adapter(tmp_path), model.network)
+
+    trained = Trained(monkeypatch, objective, batch)
+
+    noisy, clean = compare(model, batch, trained, settings.block_size)
+    # Adapters are read and multiplied in float32.
+    assert max(noisy) < 1e-4
+    assert max(clean) < 1e-4
+    wrong, _ = compare(model, batch, trained, settings.block_size, shift=1)
+    assert min(wrong) > FAR
+
+
 def randomise(weights: Any) -> None:
     """Fill trained weights with noise that bfloat16 holds exactly, since adapters are saved so."""
     generator = torch.Generator().manual_seed(0)
@@ -226,7 +251,6 @@ def test_the_teacher_of_a_mask_is_the_clean_row_at_its_position(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Self-distillation compares a mask at position p with the clean stream's row at p."""
-    monkeypatch.setattr(run, "has_fast_bfloat16", lambda: False)
     settings = TuneConfig(mode="mask-only", rank=3, steps=1, block_size=4, kl_weight=0.5)
     batch = make_batch(settings)
     model = build_model("llama", seed=3)

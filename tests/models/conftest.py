@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import build_network
 
+from helpers import build_network
 from marslm.data.dialogues import Dialogue, Message
 from marslm.data.encode import encode_dialogue
 from marslm.models.loading import MarsModel

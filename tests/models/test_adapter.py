@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import build_network
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from helpers import build_network
 from marslm.errors import InputError
 from marslm.models.adapter import read_adapter
 from marslm.models.loading import MarsModel, load
@@ -163,9 +163,7 @@ def test_an_adapter_for_another_architecture(
         load(str(save_model("llama")), adapter=mask_only)
 
 
-def test_an_adapter_for_another_tokenizer(
-    save_model: Callable[..., Path], mask_only: Path
-) -> None:
+def test_an_adapter_for_another_tokenizer(save_model: Callable[..., Path], mask_only: Path) -> None:
     other = save_model("qwen2")
     tokenizer = build_tokenizer()
     tokenizer.add_tokens(["hello"])
@@ -237,13 +235,11 @@ def test_an_adapter_with_a_tensor_missing(
 
 
 def test_no_folder_at_all(base_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no adapter at .*nowhere; give a folder"):
+    with pytest.raises(InputError, match=r"no adapter at .*nowhere; give a folder"):
         load(str(base_folder), adapter=tmp_path / "nowhere")
 
 
-def test_a_whole_model_is_no_adapter(
-    base_folder: Path, train_into: Callable[..., Path]
-) -> None:
+def test_a_whole_model_is_no_adapter(base_folder: Path, train_into: Callable[..., Path]) -> None:
     folder = train_into(load(str(base_folder)), "full")
     with pytest.raises(InputError, match="holds a whole model, not an adapter; load it with"):
         load(str(base_folder), adapter=folder)

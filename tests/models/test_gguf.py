@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import build_network
 from tokenizers import pre_tokenizers
 from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from helpers import build_network
 from marslm.errors import InputError
 from marslm.models.loading import load
 
@@ -114,9 +114,7 @@ def test_a_gguf_file_is_the_model_it_was_made_from(source: Path, network: PreTra
         torch.testing.assert_close(model.network(input_ids=ids).logits, expected)
 
 
-def test_it_is_converted_once(
-    source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_converted_once(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load(str(source))
     assert [path.name.startswith("small-") for path in cache.iterdir()] == [True]
 

@@ -66,7 +66,7 @@ def test_a_mask_role_does_not_spoil_the_choice() -> None:
 def test_ordinary_words_are_never_taken() -> None:
     backend = Tokenizer(models.WordLevel({"unmask": 0, "extra": 1, "<end>": 2}, unk_token="extra"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
-    with pytest.raises(InputError, match="no unused embedding row for .*--mask-token-id"):
+    with pytest.raises(InputError, match=r"no unused embedding row for .*--mask-token-id"):
         choose_mask_token(tokenizer, config(len(tokenizer)))
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from helpers import build_model
 
+from helpers import build_model
 from marslm.data.dialogues import Dialogue, Message
 from marslm.data.encode import Example, encode_dialogue
 from marslm.models.loading import MarsModel

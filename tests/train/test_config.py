@@ -45,7 +45,12 @@ def test_presets_suit_the_mode_and_yield_to_what_is_given() -> None:
     assert TuneConfig.for_mode("mask-only", steps=5, learning_rate=1e-3).learning_rate == 1e-3
     full = TuneConfig.for_mode("full", steps=5)
     # The paper's setting.
-    assert (full.ar_weight, full.anchors, full.learning_rate, full.block_size) == (1.0, None, 5e-6, 4)
+    assert (full.ar_weight, full.anchors, full.learning_rate, full.block_size) == (
+        1.0,
+        None,
+        5e-6,
+        4,
+    )
 
 
 def test_another_length_of_the_same_settings() -> None:

@@ -310,17 +310,25 @@ def test_the_base_model_alone_would_give_another_loss(
 
 
 def test_the_clean_stream_gets_no_gradient(make_model: MakeModel, examples: list[Example]) -> None:
+    """Not even where the base model's weights could take one."""
     model = make_model()
     adapted = with_adapter(model)
+    adapted.requires_grad_(True)
     needs_gradient = []
     keys = adapted.get_base_model().get_submodule("model.layers.0.self_attn.k_proj")
     keys.register_forward_hook(
         lambda module, inputs, output: needs_gradient.append(output.requires_grad)
     )
     batch = make_batch(examples, anchors=3)
-    objective = FrozenClean(adapted, model.mask_token_id, B, 0.5)
-    objective(batch, counts_of(batch))[0].backward()
+    FrozenClean(adapted, model.mask_token_id, B, 0.5)(batch, counts_of(batch))
     assert needs_gradient == [False, True]
+
+
+def test_only_the_adapter_gets_a_gradient(make_model: MakeModel, examples: list[Example]) -> None:
+    model = make_model()
+    adapted = with_adapter(model)
+    batch = make_batch(examples, anchors=3)
+    FrozenClean(adapted, model.mask_token_id, B, 0.5)(batch, counts_of(batch))[0].backward()
     trained = {n for n, p in adapted.named_parameters() if p.grad is not None and p.grad.any()}
     assert trained == {n for n, p in adapted.named_parameters() if p.requires_grad}
     assert all("lora_" in name or "trainable_tokens" in name for name in trained)

@@ -292,7 +292,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(
     model = make_model()
     with torch.no_grad():
         model.network.get_submodule("model.norm").weight.fill_(float("nan"))  # type: ignore[operator]
-    with pytest.raises(InputError, match="the loss is nan at step 0; .* lower learning rate"):
+    with pytest.raises(InputError, match=r"the loss is nan at step 0; .* lower learning rate"):
         train(model, examples, config_for("full"), tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 

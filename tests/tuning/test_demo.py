@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import build_model
 
+from helpers import build_model
 from marslm.data import arithmetic
 from marslm.models.loading import MarsModel
 from marslm.train.events import Event, Progress

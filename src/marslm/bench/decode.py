@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from marslm.bench.identity import Comparison, Referee
 from marslm.bench.transformers_baseline import generate_with_transformers
@@ -33,24 +33,27 @@ class EncodedPrompt:
 
 
 @dataclass(frozen=True)
-class Run:
-    """One strategy's answers to one group of prompts.
+class Step:
+    """One decoding forward. kind: the kind of all its prompts, None if they differ."""
 
-    steps: (seconds, tokens) of each decoding forward, prompts' forwards left out.
+    kind: str | None
+    seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One answer and how it compares with one-token decoding's.
+
+    mask_tokens: how many of its tokens were read from masks; mask_tokens_equal: how many of those
+    one-token decoding would choose after the same text.
     """
 
-    answers: list[Answer]
-    steps: list[tuple[float, int]]
-
-
-@dataclass
-class Tally:
-    """Everything measured of one strategy over some prompts."""
-
-    runs: list[Run] = field(default_factory=list)
-    comparisons: list[Comparison] = field(default_factory=list)
-    mask_tokens_equal: int = 0
-    mask_tokens: int = 0
+    kind: str
+    answer: Answer
+    comparison: Comparison
+    mask_tokens_equal: int
+    mask_tokens: int
 
 
 class DecodeBench:
@@ -71,7 +74,8 @@ class DecodeBench:
         self._block = params.block or trained_block(model)
         self._batch = batch
         self._strategies = list(strategies)
-        self._tallies: dict[tuple[str, str], Tally] = {}
+        self._judged: dict[str, list[Judged]] = {name: [] for name in strategies}
+        self._steps: dict[str, list[Step]] = {name: [] for name in strategies}
         self._engine = Engine(
             model, slots=batch, max_length=room_for(model, longest_prompt, params)
         )
@@ -90,25 +94,27 @@ class DecodeBench:
 
     def _measure(self, group: Sequence[EncodedPrompt], turn: int) -> None:
         ids = [prompt.ids for prompt in group]
+        kinds = {prompt.kind for prompt in group}
+        kind = kinds.pop() if len(kinds) == 1 else None
         shift = turn % len(self._strategies)
-        order = self._strategies[shift:] + self._strategies[:shift]
-        runs = {name: self._decode(name, ids) for name in order}
-        plain = runs["ar"] if "ar" in runs else self._decode("ar", ids)
-        for name, run in runs.items():
-            for index, prompt in enumerate(group):
-                answer = run.answers[index]
-                tally = self._tallies.setdefault((name, prompt.kind), Tally())
-                tally.comparisons.append(self._referee.compare(answer, plain.answers[index]))
+        found = {}
+        for name in self._strategies[shift:] + self._strategies[:shift]:
+            found[name], steps = self._decode(name, ids)
+            self._steps[name] += [Step(kind, seconds, tokens) for seconds, tokens in steps]
+        plain = found["ar"] if "ar" in found else self._decode("ar", ids)[0]
+        for name, answers in found.items():
+            for prompt, answer, other in zip(group, answers, plain, strict=True):
+                comparison = self._referee.compare(answer, other)
                 equal, total = self._referee.mask_agreement(answer, self._params)
-                tally.mask_tokens_equal += equal
-                tally.mask_tokens += total
-            # A group's steps serve all its prompts; they are booked under its first one's kind.
-            self._tallies[name, group[0].kind].runs.append(run)
+                self._judged[name].append(Judged(prompt.kind, answer, comparison, equal, total))
 
-    def _decode(self, name: str, prompts: list[list[int]]) -> Run:
+    def _decode(
+        self, name: str, prompts: list[list[int]]
+    ) -> tuple[list[Answer], list[tuple[float, int]]]:
+        """Return answers, and (seconds, tokens) of each forward that read no prompt."""
         params = replace(self._params, strategy=name)
         if name == TRANSFORMERS:
-            return Run(*generate_with_transformers(self._model, prompts, params))
+            return generate_with_transformers(self._model, prompts, params)
         requests = [self._engine.add(prompt, params) for prompt in prompts]
         steps = []
         while self._engine.busy:
@@ -118,54 +124,51 @@ class DecodeBench:
             seconds = time.perf_counter() - start
             if not reading:
                 steps.append((seconds, sum(len(event.tokens) for event in events)))
-        return Run([answer_of(request) for request in requests], steps)
+        return [answer_of(request) for request in requests], steps
 
     def answers(self, name: str) -> list[Answer]:
-        """Return a strategy's answers; with prompts of one kind, in the prompts' order."""
-        tallies = [tally for (strategy, _), tally in self._tallies.items() if strategy == name]
-        return [a for tally in tallies for run in tally.runs for a in run.answers]
+        """Return a strategy's answers in the prompts' order."""
+        return [judged.answer for judged in self._judged[name]]
 
     def rows(self) -> list[Row]:
         """Return one row per strategy over everything, then one per strategy and kind."""
-        kinds = list(dict.fromkeys(kind for _, kind in self._tallies))
-        overall = [self._row(name, kinds) for name in self._strategies]
-        by_kind = [
-            {**self._row(name, [kind]), "kind": kind}
-            for kind in kinds
-            for name in self._strategies
-            if (name, kind) in self._tallies
+        kinds = list(dict.fromkeys(j.kind for judged in self._judged.values() for j in judged))
+        overall = [
+            self._row(name, self._judged[name], self._steps[name]) for name in self._strategies
         ]
+        by_kind = [self._kind_row(name, kind) for kind in kinds for name in self._strategies]
         return [*overall, *(by_kind if len(kinds) > 1 else [])]
 
-    def _row(self, name: str, kinds: Sequence[str]) -> dict[str, str | int | float | bool | None]:
-        tallies = [self._tallies[name, kind] for kind in kinds if (name, kind) in self._tallies]
-        runs = [run for tally in tallies for run in tally.runs]
-        answers = [answer for run in runs for answer in run.answers]
-        steps = [step for run in runs for step in run.steps]
-        comparisons = [comparison for tally in tallies for comparison in tally.comparisons]
-        mask_tokens = sum(tally.mask_tokens for tally in tallies)
+    def _kind_row(self, name: str, kind: str) -> Row:
+        judged = [judged for judged in self._judged[name] if judged.kind == kind]
+        steps = [step for step in self._steps[name] if step.kind == kind]
+        return {**self._row(name, judged, steps), "kind": kind}
+
+    def _row(self, name: str, judged: Sequence[Judged], steps: Sequence[Step]) -> Row:
+        answers = [each.answer for each in judged]
         tokens, forwards = sum(len(a.ids) for a in answers), sum(len(a.runs) for a in answers)
-        seconds = sum(seconds for seconds, _ in steps)
-        gaps = [c.gap for c in comparisons if c.tie and c.gap is not None]
+        seconds = sum(step.seconds for step in steps)
+        mask_tokens = sum(each.mask_tokens for each in judged)
+        mask_tokens_equal = sum(each.mask_tokens_equal for each in judged)
+        gaps = [abs(each.comparison.gap or 0) for each in judged if each.comparison.tie]
+        one_token = name in ("ar", TRANSFORMERS)
         return {
             "strategy": name,
             "tau": self._params.tau if name == "mars" else None,
-            "block": 1 if name in ("ar", TRANSFORMERS) else self._block,
+            "block": 1 if one_token else self._block,
             "batch": self._batch,
             "temperature": self._params.temperature,
-            "prompts": len(comparisons),
+            "prompts": len(judged),
             "tokens": tokens,
             "forwards": forwards,
             "tokens_per_forward": tokens / max(1, forwards),
-            "tokens_per_second": sum(count for _, count in steps) / seconds if steps else None,
-            "seconds_per_forward": statistics.median(s for s, _ in steps) if steps else None,
+            "tokens_per_second": sum(step.tokens for step in steps) / seconds if steps else None,
+            "seconds_per_forward": statistics.median(s.seconds for s in steps) if steps else None,
             "rows_per_forward": _rows_per_forward(answers),
-            "agreement": sum(t.mask_tokens_equal for t in tallies) / mask_tokens
-            if mask_tokens
-            else None,
-            "identical_to_ar": sum(c.identical for c in comparisons) / max(1, len(comparisons)),
+            "agreement": mask_tokens_equal / mask_tokens if mask_tokens else None,
+            "identical_to_ar": sum(each.comparison.identical for each in judged) / len(judged),
             "ties": len(gaps),
-            "largest_tie_gap": max(map(abs, gaps), default=None),
+            "largest_tie_gap": max(gaps, default=None),
         }
 
 

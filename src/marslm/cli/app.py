@@ -33,15 +33,22 @@ app.command(epilog=info.EXAMPLES)(info.info)
 app.add_typer(bench.app, name="bench")
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def _main(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
+        ),
     ] = False,
 ) -> None:
-    if version:
-        print(__version__)
-        raise typer.Exit
+    """Options before any command."""
 
 
 def main() -> None:

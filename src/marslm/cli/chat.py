@@ -79,7 +79,7 @@ def chat(
             elif text:
                 messages = _answer(engine, [*messages, Message("user", text)], params)
         except InputError as error:
-            console.print(f"[red]{error}[/red]")
+            console.print(str(error), style="red", markup=False)
 
 
 def _turn_knob(engine: Engine, command: str) -> None:
@@ -112,7 +112,7 @@ def _answer(engine: Engine, messages: list[Message], params: SamplingParams) -> 
             painter.print(event)
     except KeyboardInterrupt:
         engine.abort(request)
-    seconds = time.perf_counter() - start
     transcript = request.transcript
-    console.print(f"\n[dim]{figures(len(transcript.ids), len(request.runs), seconds)}[/dim]\n")
+    speed = len(transcript.ids) / (time.perf_counter() - start)
+    console.print(f"\n[dim]{figures(len(transcript.ids), len(request.runs), speed)}[/dim]\n")
     return [*messages, Message("assistant", transcript.text or " ")]

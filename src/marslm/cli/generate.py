@@ -6,14 +6,18 @@ Knows nothing about how answers are decoded.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from marslm.cli import options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from marslm.engine.api import Answer
+    from marslm.engine.engine import StepEvent
+    from marslm.report import Row
 
 EXAMPLES = """
 [b]Examples[/b]
@@ -48,7 +52,7 @@ def generate(
     from marslm.cli.render import RunPainter, console, figures
     from marslm.data.dialogues import Message, read_dialogues
     from marslm.engine.api import encode, room_for, run_all
-    from marslm.engine.engine import Engine
+    from marslm.engine.engine import Engine, trained_block
     from marslm.errors import InputError
     from marslm.report import write_report
     from marslm.runtime.params import SamplingParams
@@ -74,36 +78,79 @@ def generate(
     found = []
     for chat, ids in zip(chats, encoded, strict=True):
         if len(chats) > 1:
-            console.print(f"[dim]> {chat[-1].content}[/dim]")
-        start = time.perf_counter()
-        answer = run_all(engine, [ids], params, RunPainter().print)[0]
-        seconds = time.perf_counter() - start
-        console.print(f"\n[dim]{figures(len(answer.ids), len(answer.runs), seconds)}[/dim]\n")
-        found.append((chat[-1].content, answer, seconds))
+            console.print(f"> {chat[-1].content}", style="dim", markup=False)
+        clock = _Clock(RunPainter().print)
+        answer = run_all(engine, [ids], params, clock)[0]
+        console.print(
+            f"\n[dim]{figures(len(answer.ids), len(answer.runs), clock.tokens_per_second)}[/dim]\n"
+        )
+        found.append(_Found(chat[-1].content, answer, clock.tokens, clock.seconds))
     if json is not None:
-        write_report(json, _rows(found, strategy, tau, adapter))
-
-
-def _rows(
-    found: list[tuple[str, Answer, float]], strategy: str, tau: float, adapter: str | None
-) -> list[dict[str, str | int | float | bool | None]]:
-    """Return the row over all answers, then one row an answer."""
-
-    def row(parts: list[tuple[str, Answer, float]]) -> dict[str, str | int | float | bool | None]:
-        tokens = sum(len(answer.ids) for _, answer, _ in parts)
-        forwards = sum(len(answer.runs) for _, answer, _ in parts)
-        return {
+        settings = {
             "strategy": strategy,
             "tau": tau if strategy == "mars" else None,
+            "block": 1 if strategy == "ar" else block or trained_block(loaded),
+            "temperature": temperature,
+            "model": model,
             "adapter": adapter,
-            "tokens": tokens,
-            "forwards": forwards,
-            "tokens_per_forward": tokens / max(1, forwards),
-            "seconds": sum(seconds for _, _, seconds in parts),
         }
+        write_report(json, _rows(found, settings))
 
+
+class _Clock:
+    """Times decoding alone: from an answer's first step on, which has read the prompt."""
+
+    def __init__(self, show: Callable[[StepEvent], None]) -> None:
+        self._show = show
+        self._start: float | None = None
+        self.tokens = 0
+        self.seconds = 0.0
+
+    def __call__(self, event: StepEvent) -> None:
+        now = time.perf_counter()
+        if self._start is None:
+            self._start = now
+        else:
+            self.tokens += len(event.tokens)
+            self.seconds = now - self._start
+        self._show(event)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.tokens / self.seconds if self.seconds else None
+
+
+class _Found(NamedTuple):
+    """One answer; tokens and seconds are those of decoding alone."""
+
+    prompt: str
+    answer: Answer
+    tokens: int
+    seconds: float
+
+
+def _rows(found: list[_Found], settings: Row) -> list[Row]:
+    """Return the row over all answers, then one row an answer."""
     each = [
-        {**row([part]), "prompt": part[0], "text": part[1].text, "finish": part[1].finish_reason}
+        {
+            **_row([part], settings),
+            "prompt": part.prompt,
+            "text": part.answer.text,
+            "finish": part.answer.finish_reason,
+        }
         for part in found
     ]
-    return [row(found), *each]
+    return [_row(found, settings), *each]
+
+
+def _row(parts: list[_Found], settings: Row) -> Row:
+    tokens = sum(len(part.answer.ids) for part in parts)
+    forwards = sum(len(part.answer.runs) for part in parts)
+    seconds = sum(part.seconds for part in parts)
+    return {
+        **settings,
+        "tokens": tokens,
+        "forwards": forwards,
+        "tokens_per_forward": tokens / max(1, forwards),
+        "tokens_per_second": sum(part.tokens for part in parts) / seconds if seconds else None,
+    }

@@ -5,6 +5,7 @@ Knows nothing about any one command.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -75,10 +76,28 @@ MaxNewTokens: TypeAlias = Annotated[
         "--max-new-tokens", "-n", help="Length cap of an answer.", rich_help_panel=_DECODING
     ),
 ]
+
+
+def _writable_file(path: Path | None) -> Path | None:
+    """Refuse a place that no file can be written to before any work is done."""
+    from marslm.errors import InputError
+
+    if path is None:
+        return None
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"--json {path}: no file can be written there; name another")
+    return path
+
+
 Json: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        "--json", metavar="FILE", help="Also write the figures here.", rich_help_panel=_OUTPUT
+        "--json",
+        metavar="FILE",
+        help="Also write the figures here.",
+        rich_help_panel=_OUTPUT,
+        callback=_writable_file,
     ),
 ]
 

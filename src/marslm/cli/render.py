@@ -60,12 +60,11 @@ def paint_answer(tokenizer: PreTrainedTokenizerBase, answer: Answer) -> Text:
     return painted.append(detokenizer.finish())
 
 
-def figures(tokens: int, forwards: int, seconds: float) -> str:
+def figures(tokens: int, forwards: int, tokens_per_second: float | None) -> str:
     """Return one line: tokens, forwards, tokens per forward, tokens/s."""
-    return (
-        f"{tokens} tokens in {forwards} forwards = {tokens / max(1, forwards):.2f} tokens per "
-        f"forward, {tokens / max(1e-9, seconds):.1f} tokens/s"
-    )
+    speed = "" if tokens_per_second is None else f", {tokens_per_second:.1f} tokens/s"
+    per_forward = tokens / max(1, forwards)
+    return f"{tokens} tokens in {forwards} forwards = {per_forward:.2f} tokens per forward{speed}"
 
 
 def print_rows(rows: Sequence[Row], columns: Sequence[str], title: str | None = None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from marslm.data.encode import Example, encode_prompt, example_from_answer
 from marslm.engine.engine import Engine
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
+from marslm.models.record import BaseMarks, marks_of
 from marslm.runtime.params import SamplingParams
 
 
@@ -64,24 +65,29 @@ def answer_all(
             "the length limit"
         )
     answers = _read_cache(cache_file)
-    missing = [ids for ids in short.values() if _key(ids) not in answers]
+    marks = marks_of(model.network, model.tokenizer)
+    # An answer is reused only for the same prompt, model and length limit.
+    keys = {source: _key(ids, marks, max_new_tokens) for source, ids in short.items()}
+    missing = {keys[source]: ids for source, ids in short.items() if keys[source] not in answers}
     if missing:
         engine = Engine(model, slots=min(slots, len(missing)), max_length=max_length)
         params = SamplingParams(max_new_tokens=max_new_tokens, strategy="ar")
-        for prompt, answer in _answer(engine, missing, params, listener):
-            answers[_key(prompt)] = answer
-            _append(cache_file, prompt, answer)
-    return [example_from_answer(ids, answers[_key(ids)], source) for source, ids in short.items()]
+        for key, answer in _answer(engine, missing, params, listener):
+            answers[key] = answer
+            _append(cache_file, key, answer)
+    return [
+        example_from_answer(ids, answers[keys[source]], source) for source, ids in short.items()
+    ]
 
 
 def _answer(
     engine: Engine,
-    prompts: Sequence[list[int]],
+    prompts: Mapping[str, list[int]],
     params: SamplingParams,
     listener: Callable[[AnswerProgress], None],
-) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield (prompt, answer) as they finish."""
-    requests = [engine.add(prompt, params) for prompt in prompts]
+) -> Iterator[tuple[str, list[int]]]:
+    """Yield (key, answer) as they finish."""
+    requests = {engine.add(prompt, params).number: key for key, prompt in prompts.items()}
     done = tokens = 0
     start = time.monotonic()
     while engine.busy:
@@ -89,19 +95,18 @@ def _answer(
             tokens += len(event.tokens)
             if event.sequence.finished:
                 done += 1
-                prompt = event.sequence.tokens[: event.sequence.prompt_length]
-                yield prompt, event.sequence.transcript.ids
+                yield requests[event.sequence.number], event.sequence.transcript.ids
         listener(AnswerProgress(done, len(requests), tokens, time.monotonic() - start))
 
 
-def _key(prompt: Sequence[int]) -> str:
-    return hashlib.sha256(" ".join(map(str, prompt)).encode()).hexdigest()[:16]
+def _key(prompt: Sequence[int], marks: BaseMarks, max_new_tokens: int) -> str:
+    return hashlib.sha256(repr((list(prompt), marks, max_new_tokens)).encode()).hexdigest()[:16]
 
 
-def _append(path: Path, prompt: Sequence[int], answer: Sequence[int]) -> None:
+def _append(path: Path, key: str, answer: Sequence[int]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"prompt": _key(prompt), "answer": list(answer)}) + "\n")
+        file.write(json.dumps({"key": key, "answer": list(answer)}) + "\n")
 
 
 def _read_cache(path: Path) -> dict[str, list[int]]:
@@ -110,9 +115,12 @@ def _read_cache(path: Path) -> dict[str, list[int]]:
         return {}
     answers = {}
     lines = path.read_text(encoding="utf-8").split("\n")
-    for line in lines[:-1]:
-        row = json.loads(line)
-        answers[row["prompt"]] = row["answer"]
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            row = json.loads(line)
+            answers[row["key"]] = row["answer"]
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise InputError(f"{path}:{number} is damaged: delete that line") from error
     if lines[-1]:
         path.write_text("\n".join([*lines[:-1], ""]), encoding="utf-8")
     return answers

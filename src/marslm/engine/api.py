@@ -13,6 +13,7 @@ from typing import TypeAlias
 from marslm.data.dialogues import Message
 from marslm.data.encode import encode_prompt
 from marslm.engine.engine import Engine, StepEvent, trained_block
+from marslm.errors import InputError
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
@@ -69,6 +70,8 @@ def generate(
 
     Raises InputError for a prompt that is empty or too long and for bad parameters.
     """
+    if isinstance(prompts, str):
+        raise InputError("prompts is one text: give a list of prompts, such as [text]")
     params = replace(params or SamplingParams(), **overrides)  # type: ignore[arg-type]
     encoded = [encode(model, prompt) for prompt in prompts]
     longest = max(map(len, encoded), default=0)

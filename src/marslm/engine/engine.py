@@ -60,6 +60,9 @@ class Engine:
         pack: bool = True,
     ) -> None:
         """Build the decoder and its cache; `pack=False` keeps plain linears."""
+        for name, value in (("slots", slots), ("token_budget", token_budget)):
+            if value < 1:
+                raise InputError(f"{name} is {value}: give at least 1")
         self.model = model
         self.speed = SpeedKnob()
         self.max_length = min(max_length or model.context_length, model.context_length)
@@ -101,6 +104,8 @@ class Engine:
     def step(self) -> list[StepEvent]:
         """Run one forward for everybody; return what it brought each request that got tokens."""
         plans = [self._plan(sequence, chunk) for sequence, chunk in self._scheduler.schedule()]
+        if not plans:
+            return []
         logits = self.runner.forward([plan.work for plan in plans])
         events = [self._settle(plan, rows) for plan, rows in zip(plans, logits, strict=True)]
         return [event for event in events if event is not None]

@@ -30,7 +30,7 @@ MASK_ONLY_PEFT_TYPE = "MASK_ONLY_LORA"
 LORA would make PEFT apply it to every row."""
 
 _PREFIX = "base_model.model."
-_MASK_EMBEDDING = "embed_tokens.token_adapter.trainable_tokens_delta"
+_MASK_EMBEDDING = f"{_PREFIX}model.embed_tokens.token_adapter.trainable_tokens_delta"
 
 
 @dataclass(frozen=True)
@@ -66,23 +66,22 @@ def read_adapter(folder: Path) -> Adapter:
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         weights = load_file(folder / WEIGHTS_FILE)
-        scale = config["lora_alpha"] / config["r"]
-    except (OSError, json.JSONDecodeError, SafetensorError, KeyError) as error:
+        updates = _updates(weights, scale=config["lora_alpha"] / config["r"])
+        return Adapter(record, updates, mask_embedding=weights[_MASK_EMBEDDING][0].float())
+    except (OSError, json.JSONDecodeError, SafetensorError, KeyError, TypeError) as error:
         raise InputError(f"the adapter in {folder} is damaged ({error}); restore it") from error
-    tensors = {name.removeprefix(_PREFIX): tensor.float() for name, tensor in weights.items()}
+
+
+def _updates(weights: dict[str, Tensor], scale: float) -> dict[str, LowRank]:
     suffix = ".lora_A.weight"
-    modules = [name.removesuffix(suffix) for name in tensors if name.endswith(suffix)]
-    return Adapter(
-        record=record,
-        updates={
-            module: LowRank(
-                down=tensors[f"{module}.lora_A.weight"],
-                up=tensors[f"{module}.lora_B.weight"] * scale,
-            )
-            for module in modules
-        },
-        mask_embedding=next(t for n, t in tensors.items() if n.endswith(_MASK_EMBEDDING))[0],
-    )
+    modules = [name.removesuffix(suffix) for name in weights if name.endswith(suffix)]
+    return {
+        module.removeprefix(_PREFIX): LowRank(
+            down=weights[f"{module}.lora_A.weight"].float(),
+            up=weights[f"{module}.lora_B.weight"].float() * scale,
+        )
+        for module in modules
+    }
 
 
 def check_adapter(
@@ -102,7 +101,7 @@ def check_adapter(
         raise InputError(
             "this adapter was made for another tokenizer; load the model that it was trained on"
         )
-    if made_for.weights != given.weights:
+    if not made_for.same_weights(given):
         warnings.warn(
             "this adapter was trained on other weights of the same architecture; "
             "expect fewer tokens per forward",

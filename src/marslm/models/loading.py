@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 from marslm.errors import InputError
@@ -125,15 +127,25 @@ def _from_pretrained(
         # The configuration comes first: an unsupported model is refused before its weights load.
         check_supported(AutoConfig.from_pretrained(place), name)
         network = AutoModelForCausalLM.from_pretrained(place, dtype=dtype or "auto")
-        return network, AutoTokenizer.from_pretrained(place)
+        return network, _load_tokenizer(place)
     except InputError:
         raise
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
             f"cannot load model {name!r}: give a Hub name, a local folder, a .gguf file, "
             f"smollm2 or tiny ({reason})"
         ) from error
+
+
+def _load_tokenizer(place: str) -> PreTrainedTokenizerBase:
+    """Return the tokenizer; one that training saved, exactly as it was.
+
+    AutoTokenizer would rebuild a Qwen2 folder's tokenizer by Qwen2's rules, whatever was saved.
+    """
+    if (Path(place) / FILE_NAME).exists():
+        return PreTrainedTokenizerFast.from_pretrained(place)
+    return AutoTokenizer.from_pretrained(place)
 
 
 def _check_model_folder(folder: Path) -> None:

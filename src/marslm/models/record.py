@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from marslm import files
 from marslm.errors import InputError
 
 FILE_NAME = "mars.json"
+_SAMPLES = 32
 
 Mode: TypeAlias = Literal["full", "lora", "mask-only"]
 
@@ -33,7 +33,13 @@ class BaseMarks:
 
     architecture: str
     tokenizer: str
-    weights: str
+    weights: tuple[float, ...]
+
+    def same_weights(self, other: BaseMarks) -> bool:
+        """Return whether the weights agree to within the rounding of a narrower dtype."""
+        pairs = zip(self.weights, other.weights, strict=False)
+        close = all(abs(a - b) <= 0.01 * max(abs(a), abs(b)) for a, b in pairs)
+        return len(self.weights) == len(other.weights) and close
 
 
 @dataclass(frozen=True)
@@ -63,13 +69,14 @@ def read_record(folder: Path) -> MarsRecord:
         raise InputError(f"{folder} has no {FILE_NAME}; give a folder that `marslm tune` wrote")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        return MarsRecord(**{**raw, "base": BaseMarks(**raw["base"])})
+        base = {**raw["base"], "weights": tuple(raw["base"]["weights"])}
+        return MarsRecord(**{**raw, "base": BaseMarks(**base)})
     except (json.JSONDecodeError, TypeError, KeyError) as error:
         raise InputError(f"{path} cannot be read ({error}); train again or restore it") from error
 
 
 def marks_of(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> BaseMarks:
-    """Return the marks of a model in memory; the weights' mark samples every parameter."""
+    """Return the marks of a model in memory; the weights' are values sampled from matrices."""
     config = network.config
     shape = {
         "model_type": config.model_type,
@@ -83,16 +90,17 @@ def marks_of(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Ba
     return BaseMarks(
         architecture=" ".join(f"{key}={value}" for key, value in shape.items()),
         tokenizer=_digest(json.dumps(sorted(tokenizer.get_vocab().items()))),
-        weights=_digest(*(_sample(weight) for _, weight in sorted(network.named_parameters()))),
+        weights=tuple(_sample(network)),
     )
 
 
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _sample(weight: torch.Tensor) -> str:
-    """Return a few values spread over `weight`, rounded so that the dtype does not matter."""
-    flat = weight.detach().flatten()
-    picked = flat[:: max(1, len(flat) // 16)][:16].float()
-    return " ".join(f"{value:.2e}" for value in picked.tolist())
+def _sample(network: PreTrainedModel) -> list[float]:
+    """Return `_SAMPLES` values, each from the middle of another matrix, spread over the network."""
+    matrices = [w for _, w in sorted(network.named_parameters()) if w.dim() > 1]
+    step = max(1, len(matrices) // _SAMPLES)
+    middles = [w.detach()[w.shape[0] // 2, w.shape[1] // 2] for w in matrices[::step]]
+    return [float(f"{value.item():.4g}") for value in middles[:_SAMPLES]]

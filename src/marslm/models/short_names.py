@@ -67,7 +67,7 @@ def convert_gguf(source: Path, folder: Path) -> None:
         network = AutoModelForCausalLM.from_pretrained(
             source.parent, gguf_file=source.name, dtype=torch.float32
         )
-    except (ValueError, OSError, ImportError, NotImplementedError) as error:
+    except Exception as error:  # a damaged file fails anywhere in a foreign parser
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{source} cannot be read as GGUF: {reason}") from error
     # The weights are plain float32 now; left in, these marks make transformers refuse to save them.

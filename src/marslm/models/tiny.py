@@ -24,7 +24,8 @@ from transformers import (
 
 from marslm.errors import InputError
 
-PAD, TURN_START, TURN_END, MASK = "<|pad|>", "<|im_start|>", "<|im_end|>", "<|mask|>"
+# Padding has the name that Qwen tokenizers insist on adding if it is missing.
+PAD, TURN_START, TURN_END, MASK = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>"
 RESERVED = tuple(f"<|reserved_{number}|>" for number in range(4))
 
 CHAT_TEMPLATE = (

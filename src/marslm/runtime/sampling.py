@@ -8,12 +8,12 @@ Knows nothing about drafts or acceptance.
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 from torch import Tensor
 
 from marslm.runtime.params import SamplingParams
-
-_SEED_STRIDE = 0x9E3779B97F4A7C15
 
 
 def process(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -41,6 +41,8 @@ def choose(logits: Tensor, params: SamplingParams, first_position: int) -> list[
 
 def _gumbel(seed: int, position: int, like: Tensor) -> Tensor:
     """Return Gumbel noise [V] for one position, the same on every device."""
-    generator = torch.Generator().manual_seed((seed * _SEED_STRIDE + position) % 2**63)
+    # torch's CPU generator takes 32 bits of a seed, so all of both numbers must go into those.
+    digest = hashlib.blake2b(f"{seed} {position}".encode(), digest_size=4).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
     uniform = torch.rand(like.shape[-1], generator=generator, dtype=torch.float64)
     return -torch.log(-torch.log(uniform.clamp_(min=1e-300))).to(like.device)

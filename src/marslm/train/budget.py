@@ -11,20 +11,19 @@ import time
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ExportableState
 
 UNBOUNDED_STEPS = 1_000_000
 """Steps that the Trainer is told when minutes end the run."""
 
 
-class Budget(TrainerCallback, ExportableState):
+class Budget(TrainerCallback):
     """Ends the run when it is used up."""
 
-    def __init__(self, steps: int | None, minutes: float | None, used: float = 0.0) -> None:
-        """Give either; `used`: seconds that an earlier part of the run took."""
+    def __init__(self, steps: int | None, minutes: float | None) -> None:
+        """Give either."""
         self._steps = steps
         self._seconds = None if minutes is None else minutes * 60
-        self._used = used
+        self._used = 0.0
         self._started: float | None = None
 
     @property
@@ -56,9 +55,16 @@ class Budget(TrainerCallback, ExportableState):
             return max(used, 1e-3) / warmup
         return 0.5 * (1 + math.cos(math.pi * (used - warmup) / (1 - warmup)))
 
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Start the clock."""
+    def continue_from(self, used: float) -> None:
+        """Count `used` seconds that an earlier part of the run took."""
+        self._used = used
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Start the clock; a finished run that is resumed with a larger budget goes on."""
         self._started = time.monotonic()
+        control.should_training_stop = False
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -67,11 +73,3 @@ class Budget(TrainerCallback, ExportableState):
         if self.fraction(state.global_step) >= 1:
             control.should_training_stop = True
             control.should_save = True
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
-        minutes = None if self._seconds is None else self._seconds / 60
-        return {
-            "args": {"steps": self._steps, "minutes": minutes},
-            "attributes": {"_used": self.elapsed},
-        }

@@ -45,8 +45,7 @@ def train(
     """
     if not examples:
         raise InputError("there is nothing to train on: give at least one example")
-    checkpoints = folder / "checkpoints"
-    checkpoint = _checkpoint_to_resume(checkpoints, resume)
+    checkpoint = checkpoint_to_resume(folder, resume=resume)
     record = MarsRecord(
         mode=config.mode,
         mask_token_id=model.mask_token_id,
@@ -57,7 +56,7 @@ def train(
     network, objective = _prepare(model, config)
     data = TwoStreamData(examples, config)
     narrow = computes_in_bfloat16(model.network)
-    trainer = MarsTrainer(objective, data, config, checkpoints, listener, bfloat16=narrow)
+    trainer = MarsTrainer(objective, data, config, _checkpoints(folder), listener, bfloat16=narrow)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if isinstance(network, PeftModel):
         save_adapter(network, record, folder)
@@ -66,16 +65,26 @@ def train(
     return record
 
 
-def _checkpoint_to_resume(checkpoints: Path, resume: bool) -> Path | None:
-    checkpoint = last_checkpoint(checkpoints)
+def checkpoint_to_resume(folder: Path, *, resume: bool) -> Path | None:
+    """Return the checkpoint that a run in `folder` starts from, None for a new run.
+
+    Raises InputError if there is none to resume, one that would be lost, or no folder to be had.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: choose another output folder")
+    checkpoint = last_checkpoint(_checkpoints(folder))
     if resume and checkpoint is None:
-        raise InputError(f"{checkpoints} has no complete checkpoint: start without --resume")
+        raise InputError(f"{folder} has no complete checkpoint: start without --resume")
     if checkpoint is not None and not resume:
         raise InputError(
-            f"{checkpoints.parent} already holds a run: continue it with --resume, or choose "
-            "another output folder"
+            f"{folder} already holds a run: continue it with --resume, or choose another output "
+            "folder"
         )
     return checkpoint
+
+
+def _checkpoints(folder: Path) -> Path:
+    return folder / "checkpoints"
 
 
 def _prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | PeftModel, nn.Module]:

@@ -33,6 +33,7 @@ from marslm.train.events import Listener, Progress, Saved
 from marslm.train.objectives import Hits, count_targets
 
 _WEIGHTS = "trained.safetensors"
+_ELAPSED = "elapsed-seconds"
 _COMPLETE = "complete"
 _SMALL_HIDDEN_SIZE = 256
 
@@ -135,6 +136,7 @@ class MarsTrainer(Trainer):
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
         save_file(self._trained(), folder / _WEIGHTS)
+        (folder / _ELAPSED).write_text(repr(self._budget.elapsed), encoding="utf-8")
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save as the Trainer does, then mark the checkpoint complete."""
@@ -147,9 +149,10 @@ class MarsTrainer(Trainer):
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        saved = load_file(Path(resume_from_checkpoint) / _WEIGHTS)
-        trained = self._trained()
-        if saved.keys() != trained.keys():
+        folder = Path(resume_from_checkpoint)
+        self._budget.continue_from(float((folder / _ELAPSED).read_text(encoding="utf-8")))
+        saved, trained = load_file(folder / _WEIGHTS), self._trained()
+        if {n: w.shape for n, w in saved.items()} != {n: w.shape for n, w in trained.items()}:
             raise InputError(
                 f"{resume_from_checkpoint} was written by a run with other settings; resume with "
                 "the same mode and rank, or start anew in another folder"
@@ -238,7 +241,6 @@ def _arguments(
         logging_nan_inf_filter=False,
         save_strategy="no",
         save_total_limit=2,
-        restore_callback_states_from_checkpoint=True,
         remove_unused_columns=False,
         report_to="none",
         seed=config.seed,

@@ -19,7 +19,7 @@ from marslm.models.loading import MarsModel, load
 from marslm.train.config import TuneConfig
 from marslm.train.events import Event as TrainEvent
 from marslm.train.events import Progress
-from marslm.train.run import train
+from marslm.train.run import checkpoint_to_resume, train
 from marslm.tuning.held_out import HeldOutResult, measure_held_out
 
 AnswerSource: TypeAlias = Literal["gold", "self"]
@@ -69,14 +69,22 @@ class TuneJob:
     max_new_tokens: int = 256
     resume: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise InputError for numbers that cannot be meant."""
+        for name, least in (("rows", 1), ("held_out", 0), ("max_new_tokens", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise InputError(f"{name} is {value}: give at least {least}")
+
 
 def tune(job: TuneJob, listener: Listener = lambda event: None) -> list[HeldOutResult]:
     """Run a job; return the held-out measurements, empty if nothing was held out.
 
     Raises InputError for bad input, before anything is written.
     """
-    model = load(job.model, mask_token_id=job.mask_token_id)
+    checkpoint_to_resume(job.output, resume=job.resume)
     training, held_out = _read(job)
+    model = load(job.model, mask_token_id=job.mask_token_id)
     examples, dropped = _encode(job, model, training, listener)
     listener(_ready(model, examples, dropped, len(held_out)))
     log = _LogFile(job.output / "log.jsonl", listener)
