@@ -192,7 +192,7 @@ def test_a_prompt_beyond_the_context(
         (["--steps", 2, "--answers", "mine"], "answers is 'mine': choose gold or self"),
         (["--steps", 2, "--block", 1], "block_size is 1: give at least 2"),
         (["--steps", 2, "--batch-size", 3, "--accumulation", 2], "is not a multiple"),
-        (["--steps", 2, "--rows", 0, "--held-out", 0], "at least one"),
+        (["--steps", 2, "--rows", 0, "--held-out", 0], "at least 1"),
         (["--steps", 2, "--held-out", 9], "are to be held out: give more rows or hold out fewer"),
         (["--steps", 2, "--held-out", -1], "held"),
         (["--steps", 2, "--mask-token-id", 999], "mask token id 999 is outside"),

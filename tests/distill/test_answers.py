@@ -131,7 +131,7 @@ def test_a_last_line_that_was_cut_off_is_answered_again(
     assert answer(model, dialogues, cache, listener=heard.append) == expected
     assert {progress.total for progress in heard} == {1}
     lines = cache.read_text().splitlines()
-    assert len({json.loads(line)["prompt"] for line in lines}) == len(lines) == 6
+    assert len({json.loads(line)["key"] for line in lines}) == len(lines) == 6
 
 
 def test_a_damaged_line_in_the_middle_is_named(

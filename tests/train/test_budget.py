@@ -35,7 +35,7 @@ def test_minutes_use_up_a_budget_of_minutes(clock: Clock) -> None:
     budget = Budget(steps=None, minutes=2)
     assert budget.max_steps > 100_000
     assert budget.fraction(5) == 0
-    budget.on_train_begin()
+    budget.on_train_begin(None, None, TrainerControl())
     clock.now += 30
     assert budget.elapsed == 30
     assert budget.fraction(5) == 0.25
@@ -53,12 +53,13 @@ def test_the_clock_stands_still_before_training(clock: Clock) -> None:
 
 def test_time_used_before_a_resume_counts(clock: Clock) -> None:
     budget = Budget(steps=None, minutes=2)
-    budget.on_train_begin()
+    budget.on_train_begin(None, None, TrainerControl())
     clock.now += 45
-    resumed = Budget.from_state(budget.state())
+    resumed = Budget(steps=None, minutes=2)
+    resumed.continue_from(budget.elapsed)
     clock.now += 500  # between the two parts of the run
     assert resumed.elapsed == 45
-    resumed.on_train_begin()
+    resumed.on_train_begin(None, None, TrainerControl())
     clock.now += 15
     assert resumed.elapsed == 60
     assert resumed.fraction(1) == 0.5
@@ -82,7 +83,7 @@ def test_no_warm_up_starts_at_the_peak() -> None:
 
 def test_minutes_decay_as_steps_do(clock: Clock) -> None:
     by_time, by_steps = Budget(None, 10), Budget(100, None)
-    by_time.on_train_begin()
+    by_time.on_train_begin(None, None, TrainerControl())
     for step in (1, 20, 99):
         clock.now = 1000 + 6 * step
         expected = by_steps.learning_rate_factor(step, 0.03)
@@ -92,7 +93,7 @@ def test_minutes_decay_as_steps_do(clock: Clock) -> None:
 @pytest.mark.parametrize(("used", "stops"), [(119, False), (120, True)])
 def test_the_run_stops_and_saves_when_time_is_up(clock: Clock, used: int, stops: bool) -> None:
     budget, control = Budget(None, 2), TrainerControl()
-    budget.on_train_begin()
+    budget.on_train_begin(None, None, TrainerControl())
     clock.now += used
 
     class State:

@@ -144,7 +144,8 @@ def _load_tokenizer(place: str) -> PreTrainedTokenizerBase:
     AutoTokenizer would rebuild a Qwen2 folder's tokenizer by Qwen2's rules, whatever was saved.
     """
     if (Path(place) / FILE_NAME).exists():
-        return PreTrainedTokenizerFast.from_pretrained(place)
+        saved: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(place)
+        return saved
     return AutoTokenizer.from_pretrained(place)
 
 
