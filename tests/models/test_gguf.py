@@ -121,7 +121,7 @@ def test_it_is_converted_once(source: Path, cache: Path, monkeypatch: pytest.Mon
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("marslm.models.short_names.convert_gguf", refuse)
+    monkeypatch.setattr("marslm.models.gguf.convert_gguf", refuse)
     again = load(str(source))
     for name, weight in first.network.state_dict().items():
         assert torch.equal(again.network.state_dict()[name], weight)

@@ -13,7 +13,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from marslm.errors import InputError
-from marslm.models import short_names
+from marslm.models import gguf
 from marslm.models.loading import load
 from marslm.models.tiny import build_tokenizer
 
@@ -206,9 +206,9 @@ def test_the_cache_folder_follows_the_environment(
 ) -> None:
     monkeypatch.setenv("MARSLM_CACHE", str(tmp_path / "own"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert short_names.cache_folder() == tmp_path / "own"
+    assert gguf.cache_folder() == tmp_path / "own"
     monkeypatch.delenv("MARSLM_CACHE")
-    assert short_names.cache_folder() == tmp_path / "xdg" / "marslm"
+    assert gguf.cache_folder() == tmp_path / "xdg" / "marslm"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert short_names.cache_folder() == tmp_path / ".cache" / "marslm"
+    assert gguf.cache_folder() == tmp_path / ".cache" / "marslm"

@@ -5,7 +5,6 @@ Knows nothing about decoding or training.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from transformers import (
 from marslm.errors import InputError
 from marslm.models import short_names, tiny
 from marslm.models.adapter import CONFIG_FILE, Adapter, check_adapter, merge, read_adapter
+from marslm.models.gguf import converted_folder
 from marslm.models.mask_token import check_mask_token, choose_mask_token
 from marslm.models.record import FILE_NAME, MarsRecord, read_record
 from marslm.models.support import check_supported
@@ -112,7 +112,7 @@ def _load_pair(
         return *_from_pretrained(str(folder), name, dtype), folder
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
-        folder = _converted_gguf(path)
+        folder = converted_folder(path)
         return *_from_pretrained(str(folder), name, dtype), folder
     if path.is_dir():
         _check_model_folder(path)
@@ -156,15 +156,3 @@ def _check_model_folder(folder: Path) -> None:
         )
     if not (folder / "config.json").exists():
         raise InputError(f"{folder} has no config.json, so it is not a model folder")
-
-
-def _converted_gguf(path: Path) -> Path:
-    """Return the folder that holds the converted file, converting it the first time."""
-    if not path.is_file():
-        raise InputError(f"no GGUF file at {path}")
-    stat = path.stat()
-    key = hashlib.sha256(f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
-    folder = short_names.cache_folder() / f"{path.stem}-{key.hexdigest()[:12]}"
-    if not folder.exists():
-        short_names.convert_gguf(path, folder)
-    return folder

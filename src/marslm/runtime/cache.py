@@ -58,4 +58,5 @@ class SlotCache:
 
     def read(self, layer: int, slots: slice, length: int) -> tuple[Tensor, Tensor]:
         """Return views of keys and values, each [slots, kv_heads, length, head_dim]."""
-        return tuple(self.layers[layer][slots, :, :length].chunk(2, dim=1))  # type: ignore[return-value]
+        both = self.layers[layer][slots].narrow(2, 0, length)
+        return both.narrow(1, 0, self.kv_heads), both.narrow(1, self.kv_heads, self.kv_heads)

@@ -12,20 +12,16 @@ vocabulary. Knows nothing about requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from marslm.models.adapter import Adapter, LowRank
 from marslm.models.loading import MarsModel
-from marslm.models.packed import Linear, make_linear
+from marslm.models.packed import make_linear
 from marslm.runtime.cache import SlotCache
-
-RowIndex: TypeAlias = "slice | Tensor"
+from marslm.runtime.layers import Layer, RowIndex, build_layer, make_norm, weight_of
 
 
 @dataclass(frozen=True)
@@ -62,39 +58,6 @@ class RowBatch:
     outputs: RowIndex
 
 
-MaskUpdate: TypeAlias = Callable[[Tensor], Tensor]
-"""Low-rank update of mask rows: x [masks, in] -> [masks, out]."""
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A linear layer, or several fused, and the update that mask rows get on top."""
-
-    base: Linear
-    update: MaskUpdate | None
-
-    def __call__(self, x: Tensor, masks: RowIndex | None) -> Tensor:
-        """Map x [T, in] to [T, out]."""
-        y = self.base(x)
-        if masks is not None and self.update is not None:
-            y[masks] += self.update(x[masks])
-        return y
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One decoder layer, projections fused. query_norm and key_norm are Qwen3's."""
-
-    attention_norm: Tensor
-    query_key_value: Projection
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: Projection
-    mlp_norm: Tensor
-    gate_up: Projection
-    down: Projection
-
-
 class Decoder:
     """A model ready to decode; `forward` fills the cache and returns logits."""
 
@@ -111,13 +74,12 @@ class Decoder:
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
         self.max_length = max_length
-        self._epsilon: float = config.rms_norm_eps
         self._mask_token_id = model.mask_token_id
-        self._embedding = _weight(network.get_input_embeddings())
-        self._final_norm = _weight(body.get_submodule("norm"))
+        self._embedding = weight_of(network.get_input_embeddings())
+        self._final_norm = make_norm(body.get_submodule("norm"), config.rms_norm_eps)
         self._head = make_linear(head.weight.detach(), pack=pack)
         self._layers = [
-            _build_layer(body, index, model.adapter, pack)
+            build_layer(body, index, model.adapter, config.rms_norm_eps, pack)
             for index in range(config.num_hidden_layers)
         ]
         self._mask_embedding = (
@@ -150,7 +112,7 @@ class Decoder:
         for index, layer in enumerate(self._layers):
             x = x + self._attention(layer, index, x, cos, sin, batch, cache)
             x = x + self._mlp(layer, x, batch.masks)
-        logits = self._head(self._norm(x[batch.outputs], self._final_norm))
+        logits = self._head(self._final_norm(x[batch.outputs]))
         logits[:, self._mask_token_id] = -torch.inf
         return logits
 
@@ -164,12 +126,12 @@ class Decoder:
         batch: RowBatch,
         cache: SlotCache,
     ) -> Tensor:
-        projected = layer.query_key_value(self._norm(x, layer.attention_norm), batch.masks)
+        projected = layer.query_key_value(layer.attention_norm(x), batch.masks)
         heads = projected.view(len(x), self.heads + 2 * self.kv_heads, self.head_dim)
         rotated = heads[:, : self.heads + self.kv_heads]
         if layer.query_norm is not None and layer.key_norm is not None:
-            rotated[:, : self.heads] = self._norm(rotated[:, : self.heads], layer.query_norm)
-            rotated[:, self.heads :] = self._norm(rotated[:, self.heads :], layer.key_norm)
+            rotated[:, : self.heads] = layer.query_norm(rotated[:, : self.heads])
+            rotated[:, self.heads :] = layer.key_norm(rotated[:, self.heads :])
         # x * cos + rotate_half(x) * sin, with the half's sign folded into the sine table.
         swapped = rotated.roll(self.head_dim // 2, dims=-1)
         rotated.mul_(cos).addcmul_(swapped, sin)
@@ -195,11 +157,9 @@ class Decoder:
         return flat if group.scatter is None else flat[group.scatter]
 
     def _mlp(self, layer: Layer, x: Tensor, masks: RowIndex | None) -> Tensor:
-        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm), masks).chunk(2, dim=-1)
-        return layer.down(F.silu(gate).mul_(up), masks)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self._epsilon)
+        both = layer.gate_up(layer.mlp_norm(x), masks)
+        half = both.shape[-1] // 2
+        return layer.down(F.silu(both.narrow(1, 0, half)).mul_(both.narrow(1, half, half)), masks)
 
     def _rotary_table(self, rotary: nn.Module, length: int) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines [length, 1, D] from the network's own module."""
@@ -209,62 +169,3 @@ class Decoder:
         sign = torch.ones(self.head_dim, dtype=self.dtype, device=self.device)
         sign[: self.head_dim // 2] = -1
         return cos[0].unsqueeze(1), (sin[0] * sign).unsqueeze(1)
-
-
-def _build_layer(body: nn.Module, index: int, adapter: Adapter | None, pack: bool) -> Layer:
-    def module(name: str) -> nn.Module:
-        return body.get_submodule(f"layers.{index}.{name}")
-
-    def fuse(*names: str) -> Projection:
-        linears = [module(name) for name in names]
-        updates = (adapter.updates if adapter else {}).get
-        found = [updates(f"model.layers.{index}.{name}") for name in names]
-        weight, bias = _fuse_weights(linears)
-        return Projection(make_linear(weight, bias, pack=pack), _fuse_updates(linears, found, pack))
-
-    has_head_norms = hasattr(module("self_attn"), "q_norm")
-    return Layer(
-        attention_norm=_weight(module("input_layernorm")),
-        query_key_value=fuse("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        query_norm=_weight(module("self_attn.q_norm")) if has_head_norms else None,
-        key_norm=_weight(module("self_attn.k_norm")) if has_head_norms else None,
-        output=fuse("self_attn.o_proj"),
-        mlp_norm=_weight(module("post_attention_layernorm")),
-        gate_up=fuse("mlp.gate_proj", "mlp.up_proj"),
-        down=fuse("mlp.down_proj"),
-    )
-
-
-def _fuse_weights(linears: list[nn.Module]) -> tuple[Tensor, Tensor | None]:
-    """Return the linears' weights as one; theirs become views of it, so nothing is held twice."""
-    fused = torch.cat([_weight(linear) for linear in linears])
-    parts = torch.split(fused, [len(_weight(linear)) for linear in linears])
-    for linear, part in zip(linears, parts, strict=True):
-        linear.weight = nn.Parameter(part, requires_grad=False)
-    biases = [linear.bias.detach() for linear in linears if isinstance(linear.bias, Tensor)]
-    return fused, torch.cat(biases) if biases else None
-
-
-def _fuse_updates(
-    linears: list[nn.Module], updates: list[LowRank | None], pack: bool
-) -> MaskUpdate | None:
-    """Return one low-rank update for fused linears: their `up` blocks on a diagonal."""
-    if not any(updates):
-        return None
-    weights = [_weight(linear) for linear in linears]
-    rank = max(update.down.shape[0] for update in updates if update)
-    empty = LowRank(weights[0].new_zeros(rank, weights[0].shape[1]), weights[0].new_zeros(0, rank))
-    pairs = [
-        update or LowRank(empty.down, weight.new_zeros(weight.shape[0], rank))
-        for weight, update in zip(weights, updates, strict=True)
-    ]
-    down = make_linear(torch.cat([pair.down for pair in pairs]).to(weights[0]), pack=pack)
-    ups: Tensor = torch.block_diag(*[pair.up for pair in pairs])  # type: ignore[no-untyped-call]
-    up = make_linear(ups.to(weights[0]), pack=pack)
-    return lambda x: up(down(x))
-
-
-def _weight(module: nn.Module) -> Tensor:
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    return weight.detach()

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from marslm.core.masks import window_mask
 from marslm.runtime.cache import SlotCache
-from marslm.runtime.decoder import AttentionGroup, Decoder, RowBatch, RowIndex
+from marslm.runtime.decoder import AttentionGroup, Decoder, RowBatch
+from marslm.runtime.layers import RowIndex
 
 _WIDE = 16
 """Requests with more rows than this attend on their own, so that nobody is padded to a prompt."""
