@@ -25,7 +25,6 @@ _COLUMNS = (
     "kind",
     "strategy",
     "tau",
-    "tokens",
     "forwards",
     "tokens_per_forward",
     "rows_per_forward",

@@ -60,6 +60,7 @@ def chat(
     loaded = options.load_model(model, adapter)
     engine = Engine(loaded, slots=1, max_length=min(loaded.context_length, 4096))
     engine.speed.strategy, engine.speed.tau = strategy, tau
+    options.warn_if_untrained(loaded, strategy)
     console.print(f"[dim]{loaded.name}, {strategy}. {_HELP}[/dim]")
     opening = [Message("system", system)] if system else []
     messages = list(opening)

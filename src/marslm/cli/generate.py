@@ -85,6 +85,7 @@ def generate(
             f"\n[dim]{figures(len(answer.ids), len(answer.runs), clock.tokens_per_second)}[/dim]\n"
         )
         found.append(_Found(chat[-1].content, answer, clock.tokens, clock.seconds))
+    options.warn_if_untrained(loaded, strategy)
     if json is not None:
         settings = {
             "strategy": strategy,

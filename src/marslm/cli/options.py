@@ -6,6 +6,7 @@ Knows nothing about any one command.
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -100,6 +101,17 @@ Json: TypeAlias = Annotated[
         callback=_writable_file,
     ),
 ]
+
+
+def warn_if_untrained(model: MarsModel, strategy: str) -> None:
+    """Say so when several tokens a forward are asked of a model that was not trained for it."""
+    if model.record is None and strategy != "ar":
+        warnings.warn(
+            f"{model.name} was not trained for several tokens per forward: lossless gains little "
+            "and mars writes nonsense; name an adapter, train one with `marslm tune`, or use "
+            "--strategy ar",
+            stacklevel=2,
+        )
 
 
 def load_model(name: str, adapter: str | None) -> MarsModel:
