@@ -30,7 +30,7 @@ from marslm.runtime.runner import Runner
 from marslm.runtime.sampling import choose
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.config import TuneConfig
-from marslm.train.objectives import TwoStream, count_targets
+from marslm.train.objectives import TwoStream
 
 VOCABULARY = 288
 """Rows of the embedding: more than the tokenizer has, as in real checkpoints."""
@@ -197,7 +197,7 @@ def fit_letters(steps: int = 120) -> MarsModel:
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
     for step in range(steps):
         batch = collate([data[0, 8 * step + i] for i in range(8)])
-        loss, _ = objective(batch, LossCounts(*map(float, count_targets(batch))))
+        loss, _ = objective(batch, LossCounts(*map(float, objective.count_targets(batch))))
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -27,6 +27,12 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
+def is_writable_place(path: Path) -> bool:
+    """Return whether `path` could be made: the nearest folder above it exists and is writable."""
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    return above.is_dir() and os.access(above, os.W_OK)
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `path`, replacing what is there, when the block succeeds.

@@ -137,6 +137,28 @@ def test_ones_own_strategy_runs_beside_the_others(
     )
 
 
+def test_a_strategy_never_sees_what_another_one_remembers(
+    small: MarsModel, scripted: type[Scripted]
+) -> None:
+    scripted.runs = [[40]] * 9
+    seen = []
+
+    class Remembering(scripted):
+        def propose(self, sequence: Sequence, settings: StepSettings) -> ListOf[int]:
+            seen.append(sequence.state)
+            sequence.state = "note"
+            return []
+
+    for name in ("one", "other"):
+        register_strategy(name, Remembering)
+    engine = Engine(small, slots=1, pack=False)
+    engine.add([1], SamplingParams(max_new_tokens=9))
+    for name in ("one", "one", "other", "other", "one"):
+        engine.speed.strategy = name
+        engine.step()
+    assert seen == [None, "note", None, "note", None]
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [

@@ -22,7 +22,7 @@ from marslm.runtime.runner import Work
 from marslm.train import objectives, run
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.config import TuneConfig
-from marslm.train.objectives import FrozenClean, TwoStream, count_targets
+from marslm.train.objectives import FrozenClean, TwoStream
 from marslm.train.saving import save_adapter
 
 TOLERANCE = 1e-10
@@ -55,7 +55,7 @@ class Trained:
             return seen[-1]
 
         monkeypatch.setattr(objective, "_hidden", spy)
-        objective(batch, LossCounts(*map(float, count_targets(batch))))
+        objective(batch, LossCounts(*map(float, objective.count_targets(batch))))
         hidden = torch.cat(seen, dim=1)  # FrozenClean runs the clean stream on its own, first
         with torch.no_grad():
             logits = objective._base.get_submodule("lm_head")(hidden)
@@ -263,7 +263,7 @@ def test_the_teacher_of_a_mask_is_the_clean_row_at_its_position(
         return real(*parts)
 
     monkeypatch.setattr(objectives, "distill_loss", spy)
-    objective(batch, LossCounts(*map(float, count_targets(batch))))
+    objective(batch, LossCounts(*map(float, objective.count_targets(batch))))
 
     teacher = torch.cat([logits for _, _, logits, _ in taught])
     targets = torch.cat([tokens for _, tokens, _, _ in taught])

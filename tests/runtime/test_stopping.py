@@ -98,6 +98,13 @@ def test_the_earliest_of_several_stop_strings_ends_the_answer() -> None:
     assert (answer.text, answer.ids) == ("a", tokens("abc"))
 
 
+def test_of_stop_strings_that_one_token_completes_the_longer_cuts() -> None:
+    for stop in (("c", "bc"), ("bc", "c")):
+        answer = transcript(stop=stop)
+        answer.extend(tokens("abcd"))
+        assert (answer.text, answer.ids) == ("a", tokens("abc"))
+
+
 def test_a_stop_string_that_begins_like_itself() -> None:
     answer = transcript(stop=("aab",))
     pieces = []

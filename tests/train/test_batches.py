@@ -97,13 +97,23 @@ def test_collate_pads_with_rows_that_do_nothing(examples: list[Example]) -> None
     assert batch["ids"].shape[1] == max(len(item["ids"]) for item in items)
 
 
-def test_every_pass_visits_every_example_once() -> None:
+def test_every_pass_visits_an_example_at_most_once_and_fills_its_batches() -> None:
     lengths = [10 + (7 * i) % 23 for i in range(50)]
     visits = list(EndlessVisits(lengths, 8, 175, seed=0))
-    assert len(visits) == len(EndlessVisits(lengths, 8, 175, seed=0)) == 175
-    assert Counter(visits[:150]) == Counter((n, i) for n in range(3) for i in range(50))
-    assert {number for number, _ in visits[150:]} == {3}
-    assert len(set(visits)) == 175
+    assert len(visits) == len(EndlessVisits(lengths, 8, 175, seed=0)) == len(set(visits)) == 175
+    # 48 of the 50 fill batches of 8; which two sit out differs from pass to pass.
+    assert Counter(number for number, _ in visits) == {0: 48, 1: 48, 2: 48, 3: 31}
+    left_out = [set(range(50)) - {i for n, i in visits if n == number} for number in range(3)]
+    assert len({frozenset(left) for left in left_out}) > 1
+
+
+def test_a_pass_over_full_batches_visits_every_example_once() -> None:
+    visits = list(EndlessVisits([5] * 48, 8, 48, seed=0))
+    assert Counter(visits) == Counter((0, i) for i in range(48))
+
+
+def test_fewer_examples_than_a_batch_are_all_visited() -> None:
+    assert {i for _, i in EndlessVisits([5, 6, 7], 8, 6, seed=0)} == {0, 1, 2}
 
 
 def test_the_order_is_the_seeds_alone() -> None:

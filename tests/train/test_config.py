@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marslm.errors import InputError
-from marslm.train.config import TuneConfig
+from marslm.train.config import TuneConfig, check_meaningful
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,11 @@ def test_presets_suit_the_mode_and_yield_to_what_is_given() -> None:
     )
 
 
-def test_another_length_of_the_same_settings() -> None:
-    config = TuneConfig.for_mode("lora", steps=5, rank=3)
-    longer = config.with_length(minutes=2.0)
-    assert (longer.steps, longer.minutes, longer.rank) == (None, 2.0, 3)
+@pytest.mark.parametrize(
+    ("mode", "setting"),
+    [("full", "rank"), ("full", "kl_weight"), ("lora", "kl_weight"), ("mask-only", "ar_weight")],
+)
+def test_a_setting_that_a_mode_does_not_read_is_refused(mode: str, setting: str) -> None:
+    with pytest.raises(InputError, match=f"{setting} has no meaning in mode {mode}"):
+        check_meaningful(mode, **{setting: 1})
+    check_meaningful(mode, **{setting: None})

@@ -17,7 +17,7 @@ from marslm.data.encode import Example
 from marslm.models.loading import MarsModel
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.config import LORA_TARGETS, TuneConfig
-from marslm.train.objectives import FrozenClean, TwoStream, count_targets
+from marslm.train.objectives import FrozenClean, TwoStream
 
 MakeModel = Callable[..., MarsModel]
 B = 4
@@ -31,8 +31,10 @@ def make_batch(
 
 
 def counts_of(batch: dict[str, Any]) -> LossCounts:
-    mask, ar = count_targets(batch)
-    return LossCounts(mask=float(mask), ar=float(ar))
+    """Count plainly: every candidate of a block, and every supervised token."""
+    clean, noisy = batch["clean_targets"] >= 0, batch["noisy_targets"] >= 0
+    mask = noisy.sum() + (clean & batch["first"]).sum()
+    return LossCounts(mask=float(mask), ar=float(clean.sum()))
 
 
 def runs(supervised: Sequence[bool]) -> list[tuple[int, int]]:
@@ -129,10 +131,25 @@ def test_two_stream_loss_over_sampled_anchors(
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_counts_are_all_candidates_and_all_supervised_tokens(examples: list[Example]) -> None:
+def test_counts_are_all_candidates_and_all_supervised_tokens(
+    make_model: MakeModel, examples: list[Example]
+) -> None:
+    model = make_model()
     supervised = sum(sum(example.supervised) for example in examples)
     # With the paper's blocks every supervised token is a candidate of exactly one block.
-    assert count_targets(make_batch(examples)) == (supervised, supervised)
+    count = TwoStream(model.network, model.mask_token_id, B, 1.0).count_targets
+    assert count(make_batch(examples)) == (supervised, supervised)
+
+
+def test_frozen_clean_counts_what_its_loss_takes_in(
+    make_model: MakeModel, examples: list[Example]
+) -> None:
+    """The logged loss is a mean over masks: counting the frozen anchors too would shrink it."""
+    model = make_model()
+    batch = make_batch(examples, anchors=3)
+    objective = FrozenClean(with_adapter(model), model.mask_token_id, B, 0.0)
+    _, hits = objective(batch, LossCounts(mask=1.0, ar=1.0))
+    assert objective.count_targets(batch) == (int(hits.total.sum()), 0)
 
 
 def test_first_candidates_train_the_clean_rows_even_without_the_ar_loss(

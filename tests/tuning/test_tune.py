@@ -79,7 +79,7 @@ def test_every_mode_with_either_answers(
         ("mars", 0.7),
     ]
     ar, lossless, *_ = results
-    assert ar.tokens_per_forward == ar.same_as_ar == lossless.same_as_ar == 1
+    assert ar.tokens_per_forward == ar.identical_to_ar == lossless.identical_to_ar == 1
     assert all(r.tokens >= 2 and r.forwards >= 2 for r in results)
     assert [e.step for e in heard if isinstance(e, Progress)] == [1, 2]
     assert isinstance(heard[-1], Measured)

@@ -57,6 +57,8 @@ class Referee:
 
         The first token of each run is read from a clean row, the others from masks.
         """
+        if len(answer.runs) == len(answer.ids):
+            return 0, 0
         logits = self._logits(answer.prompt_ids, answer.ids[:-1], len(answer.ids))
         choices = choose(logits, params, len(answer.prompt_ids))
         equal = total = start = 0

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria
+from transformers import GenerationConfig, StoppingCriteria
 
 from marslm.engine.api import Answer
 from marslm.errors import InputError
@@ -44,11 +44,14 @@ def generate_with_transformers(
         out: Any = model.network.generate(  # type: ignore[operator]
             ids,
             attention_mask=torch.ones_like(ids),
-            max_new_tokens=params.max_new_tokens,
-            do_sample=False,
-            suppress_tokens=[model.mask_token_id],
-            eos_token_id=None if params.ignore_eos else sorted(model.end_token_ids),
-            pad_token_id=model.tokenizer.pad_token_id or 0,
+            # A configuration of its own: a checkpoint's may hold penalties, which are not greedy.
+            generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
+                max_new_tokens=params.max_new_tokens,
+                do_sample=False,
+                suppress_tokens=[model.mask_token_id],
+                eos_token_id=None if params.ignore_eos else sorted(model.end_token_ids),
+                pad_token_id=model.tokenizer.pad_token_id or 0,
+            ),
             stopping_criteria=[clock],
         )
     new = out[0, len(prompts[0]) :].tolist()

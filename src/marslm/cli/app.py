@@ -17,6 +17,9 @@ from marslm._version import __version__
 from marslm.cli import bench, chat, demo, generate, info, tune
 from marslm.errors import InputError
 
+_EXTRAS = {"peft": "train", "accelerate": "train", "datasets": "train", "gguf": "gguf"}
+"""Which extra brings an optional package."""
+
 app = typer.Typer(
     name="marslm",
     help="Several tokens per forward pass from one language model (MARS, arXiv 2604.07023).",
@@ -63,6 +66,12 @@ def main() -> None:
         app()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        extra = f"pip install 'marslm[{_EXTRAS[error.name]}]'"
+        print(f"error: {error.name} is not installed; run {extra}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -67,11 +67,14 @@ def decode(
     from marslm.data.encode import encode_prompt
     from marslm.data.spec_bench import read_prompts
     from marslm.errors import InputError
+    from marslm.models.loading import load
     from marslm.report import write_report
     from marslm.runtime.params import SamplingParams
     from marslm.strategies.registry import check_strategy
 
     names = [name.strip() for name in strategies.split(",") if name.strip()]
+    if not names:
+        raise InputError("give at least one strategy, such as --strategies ar,lossless")
     for name in names:
         check_strategy(name)
     if baseline not in (None, "none", TRANSFORMERS):
@@ -89,7 +92,8 @@ def decode(
         confidence=confidence,
     )
     texts = read_prompts(data, count=prompts, data_folder=None)
-    loaded = options.load_model(model, adapter)
+    adapter = options.find_adapter(model, adapter)
+    loaded = load(model, adapter=adapter)
     encoded = [
         EncodedPrompt(encode_prompt(loaded.tokenizer, text.messages), text.kind) for text in texts
     ]

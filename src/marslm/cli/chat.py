@@ -48,6 +48,7 @@ def chat(
     from marslm.data.dialogues import Message
     from marslm.engine.engine import Engine
     from marslm.errors import InputError
+    from marslm.models.loading import load
     from marslm.runtime.params import SamplingParams
 
     params = SamplingParams(
@@ -57,7 +58,8 @@ def chat(
         block=block,
         confidence=confidence,
     )
-    loaded = options.load_model(model, adapter)
+    adapter = options.find_adapter(model, adapter)
+    loaded = load(model, adapter=adapter)
     engine = Engine(loaded, slots=1, max_length=min(loaded.context_length, 4096))
     engine.speed.strategy, engine.speed.tau = strategy, tau
     options.warn_if_untrained(loaded, strategy)

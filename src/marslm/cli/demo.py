@@ -86,19 +86,23 @@ def _smollm2(adapter: str | None, *, needed: bool) -> list[Row]:
     from marslm.cli.progress import bar
     from marslm.cli.render import console
     from marslm.errors import InputError
-    from marslm.models.short_names import shipped_adapter
+    from marslm.models.loading import load
     from marslm.tuning.demo import CHAT_PROMPTS, decode_chat
 
-    if adapter in (None, "none") and shipped_adapter("smollm2") is None:
-        if needed:
+    adapter = options.find_adapter("smollm2", adapter)
+    try:
+        if adapter is None:
             raise InputError("no adapter ships for smollm2: name one with --adapter DIR")
-        console.print("no adapter for smollm2 here; train one with marslm tune")
+        loaded = load("smollm2", adapter=adapter)
+    except InputError as error:
+        if needed:
+            raise
+        console.print(f"smollm2 is left out: {error}", markup=False)
         return []
     console.rule("smollm2: a real chat model")
-    loaded = options.load_model("smollm2", adapter)
     with bar("chat prompts", len(CHAT_PROMPTS)) as done:
         result = decode_chat(loaded, done)
-    return _show(result, examples=1)
+    return [{**row, "adapter": adapter} for row in _show(result, examples=2)]
 
 
 def _show(result: DemoResult, examples: int) -> list[Row]:

@@ -50,10 +50,11 @@ def generate(
 ) -> None:
     """Answer prompts, several tokens per forward."""
     from marslm.cli.render import RunPainter, console, figures
-    from marslm.data.dialogues import Message, read_dialogues
+    from marslm.data.dialogues import Dialogue, Message, read_dialogues
     from marslm.engine.api import encode, room_for, run_all
     from marslm.engine.engine import Engine, trained_block
     from marslm.errors import InputError
+    from marslm.models.loading import load
     from marslm.report import write_report
     from marslm.runtime.params import SamplingParams
 
@@ -66,25 +67,27 @@ def generate(
         block=block,
         confidence=confidence,
     )
-    chats: list[tuple[Message, ...]] = [(Message("user", text),) for text in prompts or []]
+    chats = [Dialogue((Message("user", text),), "the prompt") for text in prompts or []]
     if prompts_file is not None:
-        rows = read_dialogues(prompts_file, rows=limit, need_answers=False)
-        chats += [dialogue.prompt for dialogue in rows]
+        chats += read_dialogues(prompts_file, rows=limit, need_answers=False)
     if not chats:
         raise InputError("give a prompt, or a file of prompts with --prompts")
-    loaded = options.load_model(model, adapter)
-    encoded = [encode(loaded, chat) for chat in chats]
+    adapter = options.find_adapter(model, adapter)
+    loaded = load(model, adapter=adapter)
+    encoded = [encode(loaded, chat.prompt) for chat in chats]
     engine = Engine(loaded, slots=1, max_length=room_for(loaded, max(map(len, encoded)), params))
+    for chat, ids in zip(chats, encoded, strict=True):
+        engine.check_prompt(ids, chat.source)  # all of them, before any is answered
     found = []
     for chat, ids in zip(chats, encoded, strict=True):
         if len(chats) > 1:
-            console.print(f"> {chat[-1].content}", style="dim", markup=False)
+            console.print(f"> {chat.prompt[-1].content}", style="dim", markup=False)
         clock = _Clock(RunPainter().print)
         answer = run_all(engine, [ids], params, clock)[0]
         console.print(
             f"\n[dim]{figures(len(answer.ids), len(answer.runs), clock.tokens_per_second)}[/dim]\n"
         )
-        found.append(_Found(chat[-1].content, answer, clock.tokens, clock.seconds))
+        found.append(_Found(chat.prompt[-1].content, answer, clock.tokens, clock.seconds))
     options.warn_if_untrained(loaded, strategy)
     if json is not None:
         settings = {

@@ -25,9 +25,11 @@ def info(
     from rich.table import Table
 
     from marslm.cli.render import console
+    from marslm.models.loading import load
     from marslm.report import describe_machine, write_report
 
-    loaded = options.load_model(model, adapter)
+    adapter = options.find_adapter(model, adapter)
+    loaded = load(model, adapter=adapter)
     config, record = loaded.network.config, loaded.record
     mask = loaded.tokenizer.convert_ids_to_tokens(loaded.mask_token_id)
     parameters = sum(weight.numel() for weight in loaded.network.parameters())

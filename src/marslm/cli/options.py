@@ -5,7 +5,6 @@ Knows nothing about any one command.
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -82,11 +81,11 @@ MaxNewTokens: TypeAlias = Annotated[
 def _writable_file(path: Path | None) -> Path | None:
     """Refuse a place that no file can be written to before any work is done."""
     from marslm.errors import InputError
+    from marslm.files import is_writable_place
 
     if path is None:
         return None
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+    if path.is_dir() or not is_writable_place(path):
         raise InputError(f"--json {path}: no file can be written there; name another")
     return path
 
@@ -114,12 +113,11 @@ def warn_if_untrained(model: MarsModel, strategy: str) -> None:
         )
 
 
-def load_model(name: str, adapter: str | None) -> MarsModel:
-    """Load a model with the adapter that was named, the one that ships with it, or none."""
-    from marslm.models.loading import load
+def find_adapter(name: str, adapter: str | None) -> str | None:
+    """Return the adapter that was named, the one that ships with the model, or None."""
     from marslm.models.short_names import shipped_adapter
 
-    folder = shipped_adapter(name) if adapter is None else None
-    if adapter not in (None, "none"):
-        return load(name, adapter=adapter)
-    return load(name, adapter=folder)
+    if adapter is not None:
+        return None if adapter == "none" else adapter
+    shipped = shipped_adapter(name)
+    return None if shipped is None else str(shipped)

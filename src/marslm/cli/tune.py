@@ -70,12 +70,13 @@ def tune(
     from marslm.cli.tune_view import TuneView
     from marslm.errors import InputError
     from marslm.report import write_report
-    from marslm.train.config import TuneConfig
+    from marslm.train.config import TuneConfig, check_meaningful
     from marslm.tuning.tune import TuneJob
     from marslm.tuning.tune import tune as run
 
     if answers not in (None, "gold", "self"):
         raise InputError(f"answers is {answers!r}: choose gold or self")
+    check_meaningful(mode, ar_weight=ar_weight, kl_weight=kl_weight, rank=rank)
     config = TuneConfig.for_mode(
         mode,  # type: ignore[arg-type]  # checked by TuneConfig
         minutes=minutes,
@@ -106,4 +107,5 @@ def tune(
     with TuneView() as view:
         results = run(job, view)
     if json is not None:
-        write_report(json, [{**result.row(), "model": model} for result in results])
+        rows_found = [result.row() for result in results]
+        write_report(json, [{**row, "model": model, "adapter": str(output)} for row in rows_found])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from marslm import files
 from marslm.data.dialogues import Dialogue
 from marslm.data.encode import Example, encode_prompt, example_from_answer
 from marslm.engine.engine import Engine
@@ -122,5 +123,5 @@ def _read_cache(path: Path) -> dict[str, list[int]]:
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise InputError(f"{path}:{number} is damaged: delete that line") from error
     if lines[-1]:
-        path.write_text("\n".join([*lines[:-1], ""]), encoding="utf-8")
+        files.write_text(path, "\n".join([*lines[:-1], ""]))
     return answers

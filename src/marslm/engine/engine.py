@@ -25,6 +25,8 @@ from marslm.runtime.stopping import Transcript
 from marslm.strategies.base import StepSettings, Strategy
 from marslm.strategies.registry import check_strategy, create_strategy
 
+_DEFAULT_LENGTH = 4096
+
 DEFAULT_BLOCK = 4
 """B for a model without a record, the paper's smallest."""
 
@@ -47,7 +49,8 @@ class Engine:
     """Decodes many requests together.
 
     speed: the live knob. slots: requests at once. max_length: tokens of one request, prompt, answer
-    and window together; at most the model's context.
+    and window together; at most the model's context, and by default at most 4096, since the cache
+    is allocated for all slots at once.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Engine:
                 raise InputError(f"{name} is {value}: give at least 1")
         self.model = model
         self.speed = SpeedKnob()
-        self.max_length = min(max_length or model.context_length, model.context_length)
+        self.max_length = min(max_length or _DEFAULT_LENGTH, model.context_length)
         decoder = Decoder(model, max_length=self.max_length, pack=pack)
         self._cache = decoder.new_cache(slots)
         self.runner = Runner(decoder, self._cache, model.mask_token_id)
@@ -78,7 +81,7 @@ class Engine:
         params = params or SamplingParams()
         if params.strategy is not None:
             check_strategy(params.strategy)
-        room = self._check_prompt(prompt)
+        room = self.check_prompt(prompt)
         params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
         transcript = Transcript(self.model.tokenizer, params, self.model.end_token_ids)
         sequence = Sequence(next(self._numbers), prompt, params, transcript)
@@ -150,17 +153,17 @@ class Engine:
         tau = self.speed.tau if params.tau is None else params.tau
         return self._strategies[name], StepSettings(block, tau)
 
-    def _check_prompt(self, prompt: list[int]) -> int:
-        """Return how many tokens the answer may have; InputError if none."""
+    def check_prompt(self, prompt: list[int], source: str = "the prompt") -> int:
+        """Return how many tokens the answer may have; InputError, naming `source`, if none."""
         if not prompt:
-            raise InputError("the prompt is empty: give at least one token")
+            raise InputError(f"{source} is empty: give at least one token")
         vocabulary = self.model.network.config.vocab_size
         if not all(0 <= token < vocabulary for token in prompt):
-            raise InputError(f"the prompt has token ids outside 0..{vocabulary - 1}")
+            raise InputError(f"{source} has token ids outside 0..{vocabulary - 1}")
         room = self.max_length - len(prompt)
         if room < 1:
             raise InputError(
-                f"the prompt has {len(prompt)} tokens, and with at least one for the answer that "
+                f"{source} has {len(prompt)} tokens, and with at least one for the answer that "
                 f"is beyond the limit of {self.max_length}; shorten it or raise the limit "
                 f"(the model's context is {self.model.context_length})"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marslm.core.accept import check_tau
+from marslm.errors import InputError
 from marslm.strategies.registry import check_strategy
 
 
@@ -22,7 +23,8 @@ class SpeedKnob:
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse an unknown strategy and a tau outside (0, 1]; the old value stays."""
         if name == "tau":
-            assert isinstance(value, (int, float))
+            if not isinstance(value, (int, float)):
+                raise InputError(f"tau is {value!r}: give a number above 0 and at most 1")
             check_tau(value)
         if name == "strategy":
             check_strategy(str(value))

@@ -82,7 +82,6 @@ def load(
     if dtype is None and device.type == "cpu":
         dtype = torch.float32
     network, tokenizer, folder = _load_pair(name, dtype)
-    check_supported(network.config, name)
     record = read_record(folder) if folder and (folder / FILE_NAME).exists() else None
     loaded = read_adapter(Path(adapter)) if adapter is not None else None
     if loaded is not None:
@@ -130,7 +129,7 @@ def _from_pretrained(
         return network, _load_tokenizer(place)
     except InputError:
         raise
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
             f"cannot load model {name!r}: give a Hub name, a local folder, a .gguf file, "

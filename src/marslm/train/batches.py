@@ -6,6 +6,7 @@ with other workers or ranks, sees the same masks. Knows nothing about models.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, TypeAlias
@@ -45,6 +46,12 @@ class TwoStreamData(Dataset[Item]):
         return len(self._examples)
 
     @property
+    def digest(self) -> str:
+        """A mark of the examples: the same data give the same one."""
+        ids = [example.ids for example in self._examples]
+        return hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
+
+    @property
     def lengths(self) -> list[int]:
         """Clean tokens of each example."""
         return [len(example.ids) for example in self._examples]
@@ -81,7 +88,10 @@ class TwoStreamData(Dataset[Item]):
 
 
 class EndlessVisits(Sampler[Visit]):
-    """Visits in shuffled passes, neighbours in a batch of like length so that little is padded."""
+    """Visits in shuffled passes, neighbours in a batch of like length so that little is padded.
+
+    A pass leaves out what does not fill a batch, other examples each time.
+    """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, visits: int, seed: int) -> None:
         """`visits`: how many there are in all."""
@@ -108,6 +118,9 @@ class EndlessVisits(Sampler[Visit]):
         generator = torch.Generator().manual_seed(hash((self._seed, number)) % 2**63)
         order = torch.randperm(len(self._lengths), generator=generator).tolist()
         size = self._batch_size
+        if len(order) > size:
+            # A short batch would shift all later ones across groups; others sit out each pass.
+            order = order[: len(order) // size * size]
         stretches = [order[i : i + 16 * size] for i in range(0, len(order), 16 * size)]
         by_length = [i for s in stretches for i in sorted(s, key=self._lengths.__getitem__)]
         batches = [by_length[i : i + size] for i in range(0, len(by_length), size)]

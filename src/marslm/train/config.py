@@ -5,7 +5,7 @@ Knows nothing about models, files or progress.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from marslm.errors import InputError
 from marslm.models.record import Mode
@@ -54,6 +54,8 @@ class TuneConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} is {value}: give at least {least}")
+        if self.kl_weight > 1:
+            raise InputError(f"kl_weight is {self.kl_weight}: give a share from 0 to 1")
         for name in ("steps", "minutes", "learning_rate", "checkpoint_minutes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -70,10 +72,6 @@ class TuneConfig:
         given = {name: value for name, value in settings.items() if value is not None}
         return cls(**{"mode": mode, **_PRESETS.get(mode, {}), **given})  # type: ignore[arg-type]
 
-    def with_length(self, *, steps: int | None = None, minutes: float | None = None) -> TuneConfig:
-        """Return the same settings for another length."""
-        return replace(self, steps=steps, minutes=minutes)
-
 
 _LEAST = {
     "block_size": 2,
@@ -84,6 +82,21 @@ _LEAST = {
     "batch_size": 1,
     "accumulation": 1,
     "max_length": 8,
+    "seed": 0,
+}
+
+
+def check_meaningful(mode: str, **settings: object) -> None:
+    """Raise InputError for a setting that is given (not None) but that `mode` does not read."""
+    for name in _UNUSED.get(mode, ()):
+        if settings.get(name) is not None:
+            raise InputError(f"{name} has no meaning in mode {mode}: leave it out")
+
+
+_UNUSED: dict[str, tuple[str, ...]] = {
+    "full": ("kl_weight", "rank"),
+    "lora": ("kl_weight",),
+    "mask-only": ("ar_weight",),
 }
 
 _PRESETS: dict[Mode, dict[str, object]] = {

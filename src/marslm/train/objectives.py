@@ -42,19 +42,13 @@ class Hits:
     total: Tensor
 
 
-def count_targets(batch: dict[str, Any]) -> tuple[int, int]:
-    """Return the numbers of targets in a batch: of L_mask (first candidates included) and L_AR."""
-    clean = batch["clean_targets"] != IGNORE
-    noisy = int((batch["noisy_targets"] != IGNORE).sum())
-    return noisy + int((clean & batch["first"]).sum()), int(clean.sum())
-
-
-class _Objective(nn.Module):
+class Objective(nn.Module):
     """What both objectives share: a network's body and head, apart."""
 
     def __init__(
         self, network: PreTrainedModel | PeftModel, mask_token_id: int, block_size: int
     ) -> None:
+        """`network` trains whatever requires gradients in it."""
         super().__init__()
         self.network = network
         self._mask_token_id = mask_token_id
@@ -66,6 +60,10 @@ class _Objective(nn.Module):
         """The transformers model; an adapter lives inside it."""
         network = self.network
         return network.get_base_model() if isinstance(network, PeftModel) else network
+
+    def count_targets(self, batch: dict[str, Any]) -> tuple[int, int]:
+        """Return how many targets of L_mask and of L_AR the loss of a batch takes in."""
+        raise NotImplementedError
 
     def _hidden(self, **inputs: Any) -> Tensor:
         """Return the last hidden states [B, rows, H]."""
@@ -106,7 +104,7 @@ class _Objective(nn.Module):
         )
 
 
-class TwoStream(_Objective):
+class TwoStream(Objective):
     """L = L_mask + w * L_AR over clean and noisy rows in one forward of length L + N."""
 
     def __init__(
@@ -115,6 +113,12 @@ class TwoStream(_Objective):
         """`network` trains whatever requires gradients in it."""
         super().__init__(network, mask_token_id, block_size)
         self._ar_weight = w
+
+    def count_targets(self, batch: dict[str, Any]) -> tuple[int, int]:
+        """Count masks and the anchors' first candidates for L_mask, clean rows for L_AR."""
+        clean = batch["clean_targets"] != IGNORE
+        masks = int((batch["noisy_targets"] != IGNORE).sum())
+        return masks + int((clean & batch["first"]).sum()), int(clean.sum())
 
     def forward(self, batch: dict[str, Any], counts: LossCounts) -> tuple[Tensor, Hits]:
         """Return the loss, normalised by the global `counts`, and the hits by masks seen."""
@@ -138,7 +142,7 @@ class TwoStream(_Objective):
         return loss, self._hits(right, seen)
 
 
-class FrozenClean(_Objective):
+class FrozenClean(Objective):
     """L_mask over sampled blocks, on keys and values of a clean stream that is never trained."""
 
     def __init__(
@@ -147,6 +151,10 @@ class FrozenClean(_Objective):
         """`network`: the base model with an adapter that can be switched off."""
         super().__init__(network, mask_token_id, block_size)
         self._kl_weight = kl_weight
+
+    def count_targets(self, batch: dict[str, Any]) -> tuple[int, int]:
+        """Count masks alone: the clean rows are frozen, so nothing of theirs is in the loss."""
+        return int((batch["noisy_targets"] != IGNORE).sum()), 0
 
     def forward(self, batch: dict[str, Any], counts: LossCounts) -> tuple[Tensor, Hits]:
         """Return the loss over the noisy rows and their hits by masks seen.

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from torch import nn
 from transformers import PreTrainedModel
 
 from marslm.data.encode import Example
 from marslm.errors import InputError
+from marslm.files import is_writable_place
 from marslm.models.loading import MarsModel
 from marslm.models.record import MarsRecord, marks_of
 from marslm.train.batches import TwoStreamData
 from marslm.train.config import LORA_TARGETS, TuneConfig
 from marslm.train.events import Listener
-from marslm.train.objectives import FrozenClean, TwoStream
+from marslm.train.objectives import FrozenClean, Objective, TwoStream
 from marslm.train.saving import save_adapter, save_model
 from marslm.train.trainer import MarsTrainer, computes_in_bfloat16, last_checkpoint
 
@@ -43,8 +43,11 @@ def train(
     Raises InputError without examples, without a checkpoint to resume from, or with a folder that
     already holds a run while not resuming.
     """
+    if config.mode == "mask-only":
+        # An answer of one token has no place for a mask.
+        examples = [example for example in examples if sum(example.supervised) > 1]
     if not examples:
-        raise InputError("there is nothing to train on: give at least one example")
+        raise InputError("there is nothing to train on: give examples with longer answers")
     checkpoint = checkpoint_to_resume(folder, resume=resume)
     record = MarsRecord(
         mode=config.mode,
@@ -70,8 +73,8 @@ def checkpoint_to_resume(folder: Path, *, resume: bool) -> Path | None:
 
     Raises InputError if there is none to resume, one that would be lost, or no folder to be had.
     """
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file: choose another output folder")
+    if (folder.exists() and not folder.is_dir()) or not is_writable_place(folder / "mars.json"):
+        raise InputError(f"{folder} cannot be written to: choose another output folder")
     checkpoint = last_checkpoint(_checkpoints(folder))
     if resume and checkpoint is None:
         raise InputError(f"{folder} has no complete checkpoint: start without --resume")
@@ -87,7 +90,7 @@ def _checkpoints(folder: Path) -> Path:
     return folder / "checkpoints"
 
 
-def _prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | PeftModel, nn.Module]:
+def _prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | PeftModel, Objective]:
     """Return the network with what is to be trained requiring gradients, and the objective."""
     mask, block = model.mask_token_id, config.block_size
     # Frozen weights may be bfloat16 where that is fast; trained ones stay float32.

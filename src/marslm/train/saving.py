@@ -1,6 +1,7 @@
 """Writes what a run trained: an adapter folder, or a whole model.
 
-Both appear at once or not at all. Knows nothing about how they were trained.
+A folder counts as a result once its `mars.json` is there, and that comes last. Knows nothing about
+how they were trained.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from marslm import files
 from marslm.models.adapter import CONFIG_FILE, MASK_ONLY_PEFT_TYPE, WEIGHTS_FILE
-from marslm.models.record import MarsRecord
+from marslm.models.record import FILE_NAME, MarsRecord
 
 
 def save_adapter(network: PeftModel, record: MarsRecord, folder: Path) -> None:
@@ -54,8 +55,9 @@ def save_model(
 
 
 def _publish(draft: Path, folder: Path) -> None:
-    """Move complete files from `draft` into `folder`, the weights before the record."""
-    for path in sorted(draft.iterdir(), key=lambda path: path.name == "mars.json"):
+    """Move complete files from `draft` into `folder`, which is no result until its record is in."""
+    (folder / FILE_NAME).unlink(missing_ok=True)
+    for path in sorted(draft.iterdir(), key=lambda path: path.name == FILE_NAME):
         path.replace(folder / path.name)
     draft.rmdir()
 

@@ -5,7 +5,9 @@ Adds nothing that the Trainer does itself. Knows nothing about decoding or where
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +26,17 @@ from transformers import (
     TrainingArguments,
 )
 
+from marslm import files
 from marslm.core.losses import LossCounts
 from marslm.errors import InputError
 from marslm.train.batches import EndlessVisits, TwoStreamData, Visit, collate
 from marslm.train.budget import Budget
 from marslm.train.config import TuneConfig
 from marslm.train.events import Listener, Progress, Saved
-from marslm.train.objectives import Hits, count_targets
+from marslm.train.objectives import Hits, Objective
 
 _WEIGHTS = "trained.safetensors"
-_ELAPSED = "elapsed-seconds"
+_PROGRESS = "progress.json"
 _COMPLETE = "complete"
 _SMALL_HIDDEN_SIZE = 256
 
@@ -43,7 +46,7 @@ class MarsTrainer(Trainer):
 
     def __init__(
         self,
-        objective: nn.Module,
+        objective: Objective,
         data: TwoStreamData,
         config: TuneConfig,
         folder: Path,
@@ -52,6 +55,7 @@ class MarsTrainer(Trainer):
         bfloat16: bool = False,
     ) -> None:
         """`folder`: where checkpoints go. `listener` hears progress. `bfloat16`: autocast to it."""
+        self._objective = objective
         self._config = config
         self._budget = Budget(config.steps, config.minutes)
         self._listener = listener
@@ -90,7 +94,8 @@ class MarsTrainer(Trainer):
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Tensor:
         """Return the targets of all micro-batches and ranks: [of L_mask, of L_AR]."""
-        counts = torch.tensor([count_targets(batch) for batch in batch_samples], device=device)
+        count = self._objective.count_targets
+        counts = torch.tensor([count(batch) for batch in batch_samples], device=device)
         total: Tensor = self.accelerator.reduce(counts.sum(0), "sum")
         return total.to(torch.float32).clamp(min=1)
 
@@ -107,8 +112,8 @@ class MarsTrainer(Trainer):
         loss, hits = model(inputs, counts)
         if not torch.isfinite(loss):
             raise InputError(
-                f"the loss is {loss.item()} at step {self.state.global_step}; resume from the last "
-                "checkpoint with a lower learning rate"
+                f"the loss is {loss.item()} at step {self.state.global_step}; start again in "
+                "another folder with a lower learning rate"
             )
         self._meter.add(loss.detach(), hits, int((inputs["clean"]["document"] >= 0).sum()))
         # Data parallelism averages gradients over ranks, but the counts are global already.
@@ -136,7 +141,12 @@ class MarsTrainer(Trainer):
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
         save_file(self._trained(), folder / _WEIGHTS)
-        (folder / _ELAPSED).write_text(repr(self._budget.elapsed), encoding="utf-8")
+        progress = {
+            "elapsed": self._budget.elapsed,
+            "tokens": self._meter.all_tokens,
+            "settings": self._settings,
+        }
+        files.write_text(folder / _PROGRESS, json.dumps(progress))
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save as the Trainer does, then mark the checkpoint complete."""
@@ -150,16 +160,32 @@ class MarsTrainer(Trainer):
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
         folder = Path(resume_from_checkpoint)
-        self._budget.continue_from(float((folder / _ELAPSED).read_text(encoding="utf-8")))
+        progress = json.loads((folder / _PROGRESS).read_text(encoding="utf-8"))
+        self._check_same_settings(progress["settings"])
+        self._budget.continue_from(progress["elapsed"])
+        self._meter.all_tokens = progress["tokens"]
         saved, trained = load_file(folder / _WEIGHTS), self._trained()
-        if {n: w.shape for n, w in saved.items()} != {n: w.shape for n, w in trained.items()}:
-            raise InputError(
-                f"{resume_from_checkpoint} was written by a run with other settings; resume with "
-                "the same mode and rank, or start anew in another folder"
-            )
         with torch.no_grad():
             for name, weight in trained.items():
                 weight.copy_(saved[name])
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What must be the same when a run is resumed: everything but its length."""
+        data = self.train_dataset
+        assert isinstance(data, TwoStreamData)
+        settings = asdict(self._config)
+        for length in ("steps", "minutes", "checkpoint_minutes"):
+            del settings[length]
+        return {**settings, "examples": len(data), "data": data.digest}
+
+    def _check_same_settings(self, saved: dict[str, Any]) -> None:
+        other = [name for name, value in self._settings.items() if saved.get(name) != value]
+        if other:
+            raise InputError(
+                f"this run was started with another {other[0]} ({saved.get(other[0])}): resume "
+                "with the same settings, or start anew in another folder"
+            )
 
     def _trained(self) -> dict[str, Tensor]:
         assert isinstance(self.model, nn.Module)
@@ -171,7 +197,7 @@ class _Meter:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._all_tokens = 0
+        self.all_tokens = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -186,7 +212,7 @@ class _Meter:
         self.batches += 1
         self._loss += loss.item()
         self._tokens += tokens
-        self._all_tokens += tokens
+        self.all_tokens += tokens
         self._correct += hits.correct.cpu()
         self._total += hits.total.cpu()
 
@@ -197,7 +223,7 @@ class _Meter:
             # Micro-batches are parts of one global mean, so they add up.
             "loss": self._loss,
             "accuracy": tuple(c / t if t else None for c, t in pairs),
-            "tokens": self._all_tokens,
+            "tokens": self.all_tokens,
             "tokens_per_second": self._tokens / max(1e-9, time.monotonic() - self._since),
         }
         self._reset()
@@ -222,7 +248,12 @@ class _SaveByTime(TrainerCallback):
 def last_checkpoint(folder: Path) -> Path | None:
     """Return the newest complete checkpoint; a killed run may have left an incomplete one."""
     complete = [mark.parent for mark in folder.glob(f"checkpoint-*/{_COMPLETE}")]
-    return max(complete, key=lambda path: int(path.name.split("-")[1]), default=None)
+    return max(complete, key=step_of, default=None)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return after how many steps a checkpoint was written."""
+    return int(checkpoint.name.split("-")[1])
 
 
 def _arguments(

@@ -6,11 +6,12 @@ Knows nothing about training.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from marslm.bench.identity import Referee
 from marslm.engine.api import Answer, room_for, run_all
-from marslm.engine.engine import Engine
+from marslm.engine.engine import Engine, trained_block
 from marslm.models.loading import load
 from marslm.runtime.params import SamplingParams
 
@@ -25,13 +26,18 @@ WAYS = (
 
 @dataclass(frozen=True)
 class HeldOutResult:
-    """One way of decoding over all held-out prompts. same_as_ar: share of equal answers."""
+    """One way of decoding over all held-out prompts.
+
+    identical_to_ar: share of answers that equal one-token decoding's, ties included.
+    """
 
     strategy: str
     tau: float | None
+    block: int
     tokens: int
     forwards: int
-    same_as_ar: float
+    identical_to_ar: float
+    ties: int
 
     @property
     def tokens_per_forward(self) -> float:
@@ -41,12 +47,8 @@ class HeldOutResult:
     def row(self) -> dict[str, str | int | float | bool | None]:
         """Return the result as a row of a report."""
         return {
-            "strategy": self.strategy,
-            "tau": self.tau,
-            "tokens": self.tokens,
-            "forwards": self.forwards,
+            **asdict(self),
             "tokens_per_forward": self.tokens_per_forward,
-            "identical_to_ar": self.same_as_ar,
         }
 
 
@@ -67,15 +69,22 @@ def measure_held_out(
     longest = max(map(len, prompts))
     engine = Engine(model, slots=slots, max_length=room_for(model, longest, ways[0]))
     answers = [run_all(engine, prompts, way) for way in ways]
-    return [_result(way, found, answers[0]) for way, found in zip(ways, answers, strict=True)]
+    return [
+        _result(engine, way, found, answers[0]) for way, found in zip(ways, answers, strict=True)
+    ]
 
 
-def _result(way: SamplingParams, answers: list[Answer], plain: list[Answer]) -> HeldOutResult:
-    same = [answer.ids == other.ids for answer, other in zip(answers, plain, strict=True)]
+def _result(
+    engine: Engine, way: SamplingParams, answers: list[Answer], plain: list[Answer]
+) -> HeldOutResult:
+    referee = Referee(engine.runner)
+    judged = [referee.compare(a, other) for a, other in zip(answers, plain, strict=True)]
     return HeldOutResult(
         strategy=str(way.strategy),
         tau=way.tau,
+        block=1 if way.strategy == "ar" else trained_block(engine.model),
         tokens=sum(len(answer.ids) for answer in answers),
         forwards=sum(len(answer.runs) for answer in answers),
-        same_as_ar=sum(same) / len(same),
+        identical_to_ar=sum(each.identical for each in judged) / len(judged),
+        ties=sum(each.tie for each in judged),
     )

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from marslm import files
 from marslm.data.dialogues import Dialogue, read_dialogues
 from marslm.data.encode import Example, encode_all, encode_prompt
 from marslm.distill.answers import AnswerProgress, answer_all
@@ -20,6 +21,7 @@ from marslm.train.config import TuneConfig
 from marslm.train.events import Event as TrainEvent
 from marslm.train.events import Progress
 from marslm.train.run import checkpoint_to_resume, train
+from marslm.train.trainer import step_of
 from marslm.tuning.held_out import HeldOutResult, measure_held_out
 
 AnswerSource: TypeAlias = Literal["gold", "self"]
@@ -82,16 +84,18 @@ def tune(job: TuneJob, listener: Listener = lambda event: None) -> list[HeldOutR
 
     Raises InputError for bad input, before anything is written.
     """
-    checkpoint_to_resume(job.output, resume=job.resume)
+    checkpoint = checkpoint_to_resume(job.output, resume=job.resume)
     training, held_out = _read(job)
     model = load(job.model, mask_token_id=job.mask_token_id)
+    max_length = min(job.config.max_length, model.context_length)
+    job = replace(job, config=replace(job.config, max_length=max_length))
+    prompts = _held_out_prompts(job, model, held_out)
     examples, dropped = _encode(job, model, training, listener)
-    listener(_ready(model, examples, dropped, len(held_out)))
-    log = _LogFile(job.output / "log.jsonl", listener)
+    listener(_ready(model, examples, dropped, len(prompts)))
+    log = _LogFile(job.output / "log.jsonl", listener, checkpoint)
     train(model, examples, job.config, job.output, resume=job.resume, listener=log)
-    if not held_out:
+    if not prompts:
         return []
-    prompts = [encode_prompt(model.tokenizer, dialogue.prompt) for dialogue in held_out]
     results = measure_held_out(job.model, job.output, prompts)
     log.write({"event": "held_out", "results": [asdict(result) for result in results]})
     listener(Measured(results))
@@ -109,6 +113,14 @@ def _read(job: TuneJob) -> tuple[list[Dialogue], list[Dialogue]]:
         )
     split = len(dialogues) - job.held_out
     return dialogues[:split], dialogues[split:]
+
+
+def _held_out_prompts(
+    job: TuneJob, model: MarsModel, dialogues: Sequence[Dialogue]
+) -> list[list[int]]:
+    """Return the held-out prompts that are no longer than a training sequence may be."""
+    encoded = [encode_prompt(model.tokenizer, dialogue.prompt) for dialogue in dialogues]
+    return [ids for ids in encoded if len(ids) < job.config.max_length]
 
 
 def _answers(job: TuneJob) -> AnswerSource:
@@ -148,9 +160,15 @@ def _ready(model: MarsModel, examples: list[Example], dropped: int, held_out: in
 class _LogFile:
     """Appends training events to a file, one JSON object a line, and passes them on."""
 
-    def __init__(self, path: Path, listener: Listener) -> None:
+    def __init__(self, path: Path, listener: Listener, checkpoint: Path | None) -> None:
+        """Keep what an earlier part logged up to its checkpoint: the rest will be run again."""
         self._path = path
         self._listener = listener
+        last_step = step_of(checkpoint) if checkpoint else 0
+        if path.exists():
+            rows = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [row for row in rows if json.loads(row).get("step", last_step + 1) <= last_step]
+            files.write_text(path, "".join(kept))
 
     def __call__(self, event: TrainEvent) -> None:
         if isinstance(event, Progress):
