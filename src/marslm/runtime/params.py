@@ -42,7 +42,7 @@ class SamplingParams:
             raise InputError(f"max_new_tokens is {self.max_new_tokens}: give at least 1")
         if not 0 <= self.temperature < float("inf"):
             raise InputError(f"temperature is {self.temperature}: give 0 (greedy) or more")
-        if isinstance(self.stop, str):
+        if isinstance(self.stop, str):  # type: ignore[unreachable]
             raise InputError(f"stop is one text: give a tuple, such as ({self.stop!r},)")
         if not all(self.stop):
             raise InputError("a stop string is empty: leave it out")
