@@ -36,13 +36,6 @@ def smollm2_folder() -> Path:
 
 
 def shipped_adapter(name: str) -> Path | None:
-    """Return the folder of the adapter that ships for a short name, if there is one.
-
-    In an installed package it lies beside the code, in a checkout under `models/`.
-    """
-    if name != "smollm2":
-        return None
-    package = Path(__file__).parents[1]
-    places = (package / "shipped", package.parents[1] / "models")
-    folders = [place / "smollm2-135m" / "mask-only" for place in places]
-    return next((folder for folder in folders if folder.is_dir()), None)
+    """Return the folder of the adapter under `models/` of this checkout, if there is one."""
+    folder = Path(__file__).parents[3] / "models" / "smollm2-135m" / "mask-only"
+    return folder if name == "smollm2" and folder.is_dir() else None
