@@ -35,7 +35,7 @@ def save_adapter(network: PeftModel, record: MarsRecord, folder: Path) -> None:
         config["peft_type"] = MASK_ONLY_PEFT_TYPE
     config["inference_mode"] = True
     # The name that was asked for; the place where this machine keeps it is nobody else's.
-    config["base_model_name_or_path"] = record.training["base_model"]
+    config["base_model_name_or_path"] = record.training.get("base_model")
     folder.mkdir(parents=True, exist_ok=True)
     with files.new_folder(folder / ".adapter") as draft:
         save_file(weights, draft / WEIGHTS_FILE, metadata={"format": "pt"})
