@@ -68,6 +68,7 @@ class Engine:
                 raise InputError(f"{name} is {value}: give at least 1")
         self.model = model
         self.speed = SpeedKnob()
+        self.slots = slots
         self.max_length = min(max_length or _DEFAULT_LENGTH, model.context_length)
         decoder = Decoder(model, max_length=self.max_length, pack=pack)
         self._cache = decoder.new_cache(slots)
@@ -98,6 +99,16 @@ class Engine:
     def busy(self) -> bool:
         """Whether a request waits or runs."""
         return bool(self._scheduler.waiting or self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """How many requests have no slot yet."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def running(self) -> int:
+        """How many requests hold a slot."""
+        return len(self._scheduler.running)
 
     def run(self) -> Iterator[StepEvent]:
         """Step until idle; requests may be added and aborted meanwhile."""

@@ -44,6 +44,11 @@ class Sequence:
         return self.tokens[self.num_cached :]
 
     @property
+    def started(self) -> bool:
+        """Whether a step has fed any of its tokens."""
+        return self.num_cached > 0 or bool(self.runs)
+
+    @property
     def finished(self) -> bool:
         """Whether the answer has ended."""
         return self.transcript.finish_reason is not None

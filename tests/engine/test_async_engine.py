@@ -1,0 +1,193 @@
+"""The engine in its thread: same answers, nothing lost, a slot for whoever comes next."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helpers import letters, solo
+from marslm.engine.async_engine import (
+    AnswerStream,
+    AsyncEngine,
+    Piece,
+    QueueFullError,
+    RequestFailedError,
+)
+from marslm.engine.engine import Engine
+from marslm.errors import InputError
+from marslm.models.loading import MarsModel
+from marslm.runtime.params import SamplingParams
+
+PROMPTS = [letters(length, random.Random(length)) for length in (4, 12, 25, 7, 33)]
+PARAMS = SamplingParams(max_new_tokens=30, strategy="lossless")
+
+
+@pytest.fixture
+def engine(fitted_model: MarsModel) -> Iterator[AsyncEngine]:
+    running = AsyncEngine(Engine(fitted_model, slots=2, pack=False), max_waiting=3)
+    yield running
+    running.close()
+
+
+async def read(stream: AnswerStream) -> list[Piece]:
+    return [piece async for piece in stream]
+
+
+async def answer(engine: AsyncEngine, prompt: list[int], params: SamplingParams) -> list[Piece]:
+    return await read((await engine.submit([(prompt, params)]))[0])
+
+
+async def until_idle(engine: AsyncEngine) -> None:
+    while engine.open_requests or engine.engine.busy:
+        await asyncio.sleep(0.001)
+
+
+def test_answers_equal_solo_answers(engine: AsyncEngine, fitted_model: MarsModel) -> None:
+    async def run() -> list[list[Piece]]:
+        return await asyncio.gather(*(answer(engine, prompt, PARAMS) for prompt in PROMPTS))
+
+    for prompt, pieces in zip(PROMPTS, asyncio.run(run()), strict=True):
+        alone = solo(fitted_model, prompt, PARAMS)
+        assert [token for piece in pieces for token in piece.tokens] == alone.ids
+        assert "".join(piece.text for piece in pieces) == alone.text
+        assert [len(piece.tokens) for piece in pieces] == alone.runs
+        assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+        assert pieces[-1].finish_reason == alone.finish_reason
+        assert pieces == sorted(pieces, key=lambda piece: piece.time)
+
+
+@settings(max_examples=12)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 12), st.booleans()), max_size=12))
+def test_whoever_leaves_and_whenever_the_others_are_unharmed(
+    fitted_model: MarsModel, visits: list[tuple[int, int, bool]]
+) -> None:
+    """Each visitor takes some pieces and leaves, cancelled or by abort, or stays to the end."""
+    engine = AsyncEngine(Engine(fitted_model, slots=2, pack=False), max_waiting=20)
+
+    async def visit(which: int, pieces: int, cancelled: bool) -> None:
+        if cancelled:
+            task = asyncio.create_task(engine.submit([(PROMPTS[which], PARAMS)]))
+            await asyncio.sleep(0)
+            task.cancel()
+            return
+        (stream,) = await engine.submit([(PROMPTS[which], PARAMS)])
+        found: list[int] = []
+        async for piece in stream:
+            found += piece.tokens
+            if len(found) == pieces:
+                stream.abort()
+                return
+        assert found == solo(fitted_model, PROMPTS[which], PARAMS).ids
+
+    async def run() -> None:
+        await asyncio.gather(*(visit(*each) for each in visits))
+        await asyncio.wait_for(until_idle(engine), 20)
+
+    try:
+        asyncio.run(run())
+        assert engine.engine.running == engine.engine.waiting == 0
+    finally:
+        engine.close()
+
+
+def test_an_abort_ends_the_request_before_its_next_step_but_one(engine: AsyncEngine) -> None:
+    """A step may be under way when the abort comes; after it there is none."""
+    long = SamplingParams(max_new_tokens=3000, ignore_eos=True, strategy="ar")
+
+    async def run() -> tuple[int, int]:
+        (stream,) = await engine.submit([(PROMPTS[0], long)])
+        pieces = aiter(stream)
+        await anext(pieces)
+        before = len(stream.sequence.runs)
+        stream.abort()
+        rest = [piece async for piece in pieces]
+        assert rest[-1].finish_reason == "abort"
+        await until_idle(engine)
+        return before, len(stream.sequence.runs)
+
+    before, after = asyncio.run(run())
+    assert after <= before + 2
+    assert engine.engine.running == 0
+
+
+def test_the_queue_is_bounded_and_all_or_none(engine: AsyncEngine) -> None:
+    long = SamplingParams(max_new_tokens=200, ignore_eos=True)
+
+    async def run() -> None:
+        streams = await engine.submit([(PROMPTS[0], long)] * 4)
+        with pytest.raises(QueueFullError):
+            await engine.submit([(PROMPTS[0], long)] * 2)
+        assert engine.open_requests == 4
+        streams += await engine.submit([(PROMPTS[1], long)])
+        for stream in streams:
+            stream.abort()
+        await until_idle(engine)
+        await answer(engine, PROMPTS[0], PARAMS)
+
+    asyncio.run(run())
+
+
+def test_a_bad_request_takes_the_good_ones_beside_it_with_it(engine: AsyncEngine) -> None:
+    async def run() -> None:
+        with pytest.raises(InputError, match="is empty"):
+            await engine.submit([(PROMPTS[0], PARAMS), ([], PARAMS)])
+        await until_idle(engine)
+
+    asyncio.run(run())
+    assert engine.engine.waiting == 0
+
+
+def test_a_broken_step_ends_its_requests_and_no_others(
+    engine: AsyncEngine, fitted_model: MarsModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, calls = engine.engine.runner.forward, []
+
+    def broken(works: list[object]) -> object:
+        calls.append(works)
+        if len(calls) == 3:
+            raise ArithmeticError("a fault")
+        return forward(works)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine.engine.runner, "forward", broken)
+
+    async def run() -> list[object]:
+        streams = await engine.submit([(prompt, PARAMS) for prompt in PROMPTS])
+        return await asyncio.gather(*map(read, streams), return_exceptions=True)
+
+    first, second, *others = asyncio.run(run())
+    for failed in (first, second):
+        assert isinstance(failed, RequestFailedError)
+        assert isinstance(failed.__cause__, ArithmeticError)
+    for prompt, pieces in zip(PROMPTS[2:], others, strict=True):
+        assert isinstance(pieces, list)
+        found = [token for piece in pieces for token in piece.tokens]
+        assert found == solo(fitted_model, prompt, PARAMS).ids
+
+
+def test_closing_ends_what_runs(fitted_model: MarsModel) -> None:
+    async def run() -> list[Piece]:
+        engine = AsyncEngine(Engine(fitted_model, slots=1, pack=False))
+        long = SamplingParams(max_new_tokens=3000, ignore_eos=True)
+        (stream,) = await engine.submit([(PROMPTS[0], long)])
+        await asyncio.to_thread(engine.close)
+        return await read(stream)
+
+    assert asyncio.run(run())[-1].finish_reason == "abort"
+
+
+def test_queue_time_is_told(engine: AsyncEngine) -> None:
+    async def run() -> list[AnswerStream]:
+        streams = await engine.submit([(prompt, PARAMS) for prompt in PROMPTS])
+        await asyncio.gather(*map(read, streams))
+        return streams
+
+    streams = asyncio.run(run())
+    waits = [stream.admitted - stream.submitted for stream in streams if stream.admitted]
+    assert len(waits) == len(PROMPTS)
+    assert min(waits) >= 0
+    assert max(waits[2:]) > max(waits[:2])
