@@ -9,6 +9,8 @@ import random
 from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,7 @@ from marslm.runtime.decoder import Decoder
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.runner import Runner
 from marslm.runtime.sampling import choose
+from marslm.strategies.base import EngineFacts
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.config import TuneConfig
 from marslm.train.objectives import TwoStream
@@ -133,6 +136,12 @@ def build_runner(
     decoder = Decoder(model, max_length=max_length, pack=pack)
     cache = decoder.new_cache(slots)
     return Runner(decoder, cache, model.mask_token_id), cache
+
+
+def facts_for(mask_token_id: int) -> EngineFacts:
+    """Return what an engine tells a strategy that asks for [MASK] alone."""
+    model: Any = SimpleNamespace(mask_token_id=mask_token_id)
+    return EngineFacts(model, slots=1, max_length=64)
 
 
 def full_logits(model: MarsModel, tokens: ListOf[int]) -> Tensor:

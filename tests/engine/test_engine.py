@@ -14,8 +14,9 @@ from marslm.errors import InputError
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
+from marslm.runtime.window import Window
 from marslm.strategies import registry
-from marslm.strategies.base import Outcome, StepSettings
+from marslm.strategies.base import EngineFacts, Outcome, StepSettings, Strategy
 from marslm.strategies.registry import register_strategy
 
 
@@ -24,23 +25,25 @@ def small() -> MarsModel:
     return build_model("llama", hidden_size=16, layers=1, context=64)
 
 
-class Scripted:
+class Scripted(Strategy):
     """Accepts the runs of tokens that a test wrote down."""
 
     name = "scripted"
     exact = False
     runs: ListOf[list[int]] = ()
 
-    def __init__(self, mask_token_id: int) -> None:
-        self._mask_token_id = mask_token_id
+    def __init__(self, facts: EngineFacts) -> None:
+        self._mask_token_id = facts.model.mask_token_id
 
-    def propose(self, sequence: Sequence, settings: StepSettings) -> ListOf[int]:
-        return [self._mask_token_id] * 2
+    def propose(
+        self, sequences: ListOf[Sequence], settings: ListOf[StepSettings]
+    ) -> ListOf[Window]:
+        return [Window([self._mask_token_id] * 2) for _ in sequences]
 
     def accept(
         self,
         sequence: Sequence,
-        window: ListOf[int],
+        window: Window,
         logits: torch.Tensor,
         settings: StepSettings,
     ) -> Outcome:
@@ -144,10 +147,12 @@ def test_a_strategy_never_sees_what_another_one_remembers(
     seen = []
 
     class Remembering(scripted):
-        def propose(self, sequence: Sequence, settings: StepSettings) -> ListOf[int]:
-            seen.append(sequence.state)
-            sequence.state = "note"
-            return []
+        def propose(
+            self, sequences: ListOf[Sequence], settings: ListOf[StepSettings]
+        ) -> ListOf[Window]:
+            seen.append(sequences[0].state)
+            sequences[0].state = "note"
+            return [Window()]
 
     for name in ("one", "other"):
         register_strategy(name, Remembering)
@@ -157,6 +162,44 @@ def test_a_strategy_never_sees_what_another_one_remembers(
         engine.speed.strategy = name
         engine.step()
     assert seen == [None, "note", None, "note", None]
+
+
+def test_a_strategy_is_asked_once_a_step_and_told_when_a_request_leaves_it(
+    small: MarsModel, scripted: type[Scripted]
+) -> None:
+    """One request ends, one is aborted, and one goes on with another strategy."""
+    scripted.runs = [[40]] * 9
+    asked, released = [], []
+
+    class Holding(scripted):
+        def propose(
+            self, sequences: ListOf[Sequence], settings: ListOf[StepSettings]
+        ) -> ListOf[Window]:
+            asked.append([sequence.number for sequence in sequences])
+            return super().propose(sequences, settings)
+
+        def release(self, sequence: Sequence) -> None:
+            released.append(sequence.number)
+
+    register_strategy("holding", Holding)
+    engine = Engine(small, slots=4, pack=False)
+    engine.add([1], SamplingParams(strategy="ar", max_new_tokens=4))
+    engine.add([1], SamplingParams(strategy="holding", max_new_tokens=2))
+    third = engine.add([1], SamplingParams(strategy="holding", max_new_tokens=9))
+    engine.speed.strategy = "holding"
+    engine.add([1], SamplingParams(max_new_tokens=4))
+    engine.step()
+    assert (asked, released) == ([[1, 2, 3]], [])
+    engine.step()
+    assert (asked[1:], released) == ([[1, 2, 3]], [1])
+    engine.speed.strategy = "ar"
+    engine.step()
+    assert (asked[2:], released) == ([[2]], [1, 3])
+    engine.abort(third)
+    assert released == [1, 3, 2]
+    for _ in engine.run():
+        pass
+    assert released == [1, 3, 2]
 
 
 @pytest.mark.parametrize(

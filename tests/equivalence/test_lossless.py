@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as ListOf
+from functools import partial
 
 import pytest
 
@@ -11,8 +12,9 @@ from helpers import build_model, letters, random_prompts, solo
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
+from marslm.runtime.window import Window
 from marslm.strategies import registry
-from marslm.strategies.base import StepSettings
+from marslm.strategies.base import EngineFacts, StepSettings
 from marslm.strategies.lossless import Lossless
 
 SAMPLING = [(0.0, 0), (0.7, 1), (1.3, 2**40 + 3)]
@@ -21,17 +23,20 @@ SAMPLING = [(0.0, 0), (0.7, 1), (1.3, 2**40 + 3)]
 class Coached(Lossless):
     """Lossless with drafts that a coach whispers: of any length, right or wrong at random."""
 
-    def __init__(self, mask_token_id: int, truth: list[int], seed: int, wrong: int = 97) -> None:
-        super().__init__(mask_token_id)
+    def __init__(self, facts: EngineFacts, truth: list[int], seed: int, wrong: int = 97) -> None:
+        super().__init__(facts)
         self._truth = truth
         self._wrong = wrong
         self._random = random.Random(seed)
 
-    def propose(self, sequence: Sequence, settings: StepSettings) -> ListOf[int]:
-        written = len(sequence.tokens) - sequence.prompt_length
-        drafts = self._truth[written : written + self._random.randrange(6)]
-        sequence.state = [d if self._random.random() < 0.8 else self._wrong for d in drafts]
-        return super().propose(sequence, settings)
+    def propose(
+        self, sequences: ListOf[Sequence], settings: ListOf[StepSettings]
+    ) -> ListOf[Window]:
+        for sequence in sequences:
+            written = len(sequence.tokens) - sequence.prompt_length
+            drafts = self._truth[written : written + self._random.randrange(6)]
+            sequence.state = [d if self._random.random() < 0.8 else self._wrong for d in drafts]
+        return super().propose(sequences, settings)
 
 
 @pytest.mark.parametrize(("temperature", "seed"), SAMPLING)
@@ -44,8 +49,8 @@ def test_any_drafts_give_the_one_token_answer(
             strategy="ar", max_new_tokens=30, temperature=temperature, seed=seed, ignore_eos=True
         )
         truth = solo(random_model, prompt, params)
-        coached = Coached(random_model.mask_token_id, truth.ids, number)
-        monkeypatch.setitem(registry._FACTORIES, "lossless", lambda _, c=coached: c)
+        coach = partial(Coached, truth=truth.ids, seed=number)
+        monkeypatch.setitem(registry._FACTORIES, "lossless", coach)
 
         answer = solo(
             random_model,
@@ -75,8 +80,8 @@ def test_only_verified_tokens_end_an_answer(
     for number, prompt in enumerate(random_prompts([2, 5, 11, 3, 8, 20], seed=6)):
         unending = SamplingParams(strategy="ar", max_new_tokens=40, ignore_eos=True)
         truth = solo(random_model, prompt, unending)
-        coached = Coached(random_model.mask_token_id, truth.ids, number, wrong=end)
-        monkeypatch.setitem(registry._FACTORIES, "lossless", lambda _, c=coached: c)
+        coach = partial(Coached, truth=truth.ids, seed=number, wrong=end)
+        monkeypatch.setitem(registry._FACTORIES, "lossless", coach)
         stop = (truth.text[5:7],) if number % 2 else ()
         plain, lossless = (
             solo(random_model, prompt, SamplingParams(strategy=name, max_new_tokens=30, stop=stop))

@@ -17,6 +17,7 @@ from helpers import (
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.runner import Work
+from marslm.runtime.window import Window
 
 PROMPTS = random_prompts([1, 2, 5, 9, 16, 17, 31, 60], seed=4)
 
@@ -55,7 +56,7 @@ def test_decoder_logits_equal_transformers(random_model: MarsModel) -> None:
     """The [MASK] id in a prompt is a token like any other, and can never be generated."""
     prompt = [*PROMPTS[5], random_model.mask_token_id, *PROMPTS[4]]
     runner, _ = build_runner(random_model)
-    logits = runner.forward([Work(0, 0, prompt, [], len(prompt))])[0]
+    logits = runner.forward([Work(0, 0, prompt, Window(), len(prompt))])[0]
     torch.testing.assert_close(logits, full_logits(random_model, prompt), rtol=0, atol=1e-10)
     assert torch.isneginf(logits[:, random_model.mask_token_id]).all()
 
@@ -94,7 +95,7 @@ def test_clean_rows_are_bit_identical_with_a_mask_only_adapter(
     for model in (random_model, with_random_adapter(random_model)):
         runner, _ = build_runner(model, slots=len(prompts))
         works = [
-            Work(slot, 0, prompt, [mask] * window, len(prompt) + window)
+            Work(slot, 0, prompt, Window([mask] * window), len(prompt) + window)
             for slot, prompt in enumerate(prompts)
         ]
         rows.append(runner.forward(works))

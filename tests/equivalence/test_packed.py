@@ -10,6 +10,7 @@ from marslm.models import packed
 from marslm.models.tiny import ARCHITECTURES
 from marslm.runtime.decoder import Decoder
 from marslm.runtime.runner import Work
+from marslm.runtime.window import Window
 
 needs_packing = pytest.mark.skipif(
     not packed.can_pack(torch.zeros(1)), reason="this machine's torch packs no weights"
@@ -25,7 +26,7 @@ def test_packed_logits_equal_plain_ones(architecture: str) -> None:
     for pack in (False, True):
         runner, _ = build_runner(model, slots=3, pack=pack)
         works = [
-            Work(slot, 0, prompt, [mask] * 3, 4)
+            Work(slot, 0, prompt, Window([mask] * 3), 4)
             for slot, prompt in enumerate(random_prompts([1, 7, 30]))
         ]
         results.append(torch.cat(runner.forward(works)))
@@ -75,7 +76,9 @@ def test_bfloat16_decodes() -> None:
     """Where nothing is packed and rounding is coarse, the pass still follows the float64 one."""
     prompt = random_prompts([12])[0]
     coarse, fine = (
-        build_runner(build_model("llama", dtype=dtype))[0].forward([Work(0, 0, prompt, [], 1)])[0]
+        build_runner(build_model("llama", dtype=dtype))[0].forward(
+            [Work(0, 0, prompt, Window(), 1)]
+        )[0]
         for dtype in (torch.bfloat16, torch.float64)
     )
     assert coarse.dtype == torch.bfloat16

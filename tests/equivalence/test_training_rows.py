@@ -19,6 +19,7 @@ from marslm.models.loading import MarsModel
 from marslm.models.record import MarsRecord, marks_of
 from marslm.models.tiny import ARCHITECTURES
 from marslm.runtime.runner import Work
+from marslm.runtime.window import Window
 from marslm.train import objectives, run
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.config import TuneConfig
@@ -75,7 +76,7 @@ def decoder_blocks(model: MarsModel, batch: Any, text: int, block_size: int) -> 
     blocks, cursor = {}, 0
     for anchor in anchors:
         pending = ids[cursor : anchor + 1]
-        window = [model.mask_token_id] * (block_size - 1)
+        window = Window([model.mask_token_id] * (block_size - 1))
         blocks[anchor] = runner.forward([Work(0, cursor, pending, window, block_size)])[0]
         cursor = anchor + 1
     return blocks
@@ -141,7 +142,7 @@ def test_every_supervised_clean_row_is_a_one_token_row(
     for text, pattern in enumerate(TEXTS):
         runner, _ = build_runner(model)
         ids = batch["ids"][text, : len(pattern)].tolist()
-        rows = runner.forward([Work(0, 0, ids, [], len(ids))])[0]
+        rows = runner.forward([Work(0, 0, ids, Window(), len(ids))])[0]
         gaps = [gap(trained.clean[text, p], rows[p], model) for p in range(len(ids))]
         assert max(gaps) < TOLERANCE
 

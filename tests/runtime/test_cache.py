@@ -13,6 +13,7 @@ from helpers import build_model, build_runner, full_logits
 from marslm.models.tiny import ARCHITECTURES
 from marslm.runtime.cache import SlotCache
 from marslm.runtime.runner import Work
+from marslm.runtime.window import Window
 
 MODELS = {name: build_model(name, seed=8) for name in ARCHITECTURES}
 MASK = MODELS["llama"].mask_token_id
@@ -56,7 +57,7 @@ class Request:
 
     def work(self, step: Step) -> Work:
         self.text += step.pending
-        window = [*step.drafts, *[MASK] * step.masks]
+        window = Window([*step.drafts, *[MASK] * step.masks])
         pending = self.text[self.cached :]
         return Work(self.slot, self.cached, pending, window, len(pending) + len(window))
 
@@ -81,7 +82,7 @@ def test_any_history_gives_the_logits_of_a_fresh_forward(
         request = requests[which]
         work = request.work(step)
         logits = runner.forward([work])[0]
-        whole = full_logits(model, [*request.text, *work.window])
+        whole = full_logits(model, [*request.text, *work.window.tokens])
         torch.testing.assert_close(logits, whole[work.first_cell :], rtol=0, atol=1e-9)
         request.settle(step)
 
@@ -107,7 +108,7 @@ def test_requests_of_any_widths_share_a_forward(
     slots = list(range(12))
     order.shuffle(slots)
     batch = [
-        Work(slot, 0, prompt, window, min(wanted, len(prompt) + len(window)))
+        Work(slot, 0, prompt, Window(window), min(wanted, len(prompt) + len(window)))
         for slot, (prompt, window) in zip(slots, works, strict=False)
     ]
     results = runner.forward(batch)

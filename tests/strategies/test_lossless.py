@@ -7,9 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from helpers import facts_for
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sampling import choose
 from marslm.runtime.sequence import Sequence
+from marslm.runtime.window import Window
 from marslm.strategies.base import Outcome, StepSettings
 from marslm.strategies.lossless import MIN_DRAFT_CONFIDENCE, Lossless
 
@@ -28,9 +30,14 @@ def rows(*choices: int, share: float = SURE) -> Tensor:
     return shares.log()
 
 
+def propose(strategy: Lossless, sequence: Sequence, settings: StepSettings = SETTINGS) -> list[int]:
+    """Return the window's tokens."""
+    return list(strategy.propose([sequence], [settings])[0].tokens)
+
+
 def step(strategy: Lossless, sequence: Sequence, logits: Tensor) -> Outcome:
     """Propose and accept, with the logits that this window gets."""
-    window = list(strategy.propose(sequence, SETTINGS))
+    window = Window(propose(strategy, sequence))
     assert len(logits) == 1 + len(window)
     return strategy.accept(sequence, window, logits, SETTINGS)
 
@@ -38,60 +45,62 @@ def step(strategy: Lossless, sequence: Sequence, logits: Tensor) -> Outcome:
 def test_the_first_step_takes_the_free_token_and_drafts_from_the_masks(
     make_sequence: MakeSequence,
 ) -> None:
-    strategy, sequence = Lossless(MASK), make_sequence([1])
-    assert list(strategy.propose(sequence, SETTINGS)) == [MASK] * 3
+    strategy, sequence = Lossless(facts_for(MASK)), make_sequence([1])
+    assert propose(strategy, sequence) == [MASK] * 3
     outcome = step(strategy, sequence, rows(3, 4, 5, 6))
     assert outcome == Outcome([3], kept=0)
-    assert list(strategy.propose(sequence, SETTINGS)) == [4, 5, 6, MASK, MASK, MASK]
+    assert propose(strategy, sequence) == [4, 5, 6, MASK, MASK, MASK]
 
 
 def test_verified_drafts_are_kept_and_one_token_is_free(make_sequence: MakeSequence) -> None:
-    strategy, sequence = Lossless(MASK), make_sequence([1])
+    strategy, sequence = Lossless(facts_for(MASK)), make_sequence([1])
     step(strategy, sequence, rows(3, 4, 5, 6))
     sequence.commit([3])
     outcome = step(strategy, sequence, rows(4, 5, 6, 7, 0, 1, 2))
     assert outcome == Outcome([4, 5, 6, 7], kept=3)
-    assert list(strategy.propose(sequence, SETTINGS)) == [0, 1, 2, MASK, MASK, MASK]
+    assert propose(strategy, sequence) == [0, 1, 2, MASK, MASK, MASK]
 
 
 def test_a_miss_is_replaced_and_ends_the_step(make_sequence: MakeSequence) -> None:
     """Nothing behind it is kept, and the masks stood behind a wrong token: no drafts."""
-    strategy, sequence = Lossless(MASK), make_sequence([1])
+    strategy, sequence = Lossless(facts_for(MASK)), make_sequence([1])
     step(strategy, sequence, rows(3, 4, 5, 6))
     sequence.commit([3])
     outcome = step(strategy, sequence, rows(4, 8, 6, 7, 0, 1, 2))
     assert outcome == Outcome([4, 8], kept=1)
-    assert list(strategy.propose(sequence, SETTINGS)) == [MASK] * 3
+    assert propose(strategy, sequence) == [MASK] * 3
 
 
 def test_drafts_end_before_the_first_unlikely_one(make_sequence: MakeSequence) -> None:
-    strategy, sequence = Lossless(MASK), make_sequence([1])
+    strategy, sequence = Lossless(facts_for(MASK)), make_sequence([1])
     below, above = MIN_DRAFT_CONFIDENCE - 0.01, MIN_DRAFT_CONFIDENCE + 0.01
     logits = torch.cat([rows(3), rows(4, share=above), rows(5, share=below), rows(6)])
     step(strategy, sequence, logits)
-    assert list(strategy.propose(sequence, SETTINGS)) == [4, MASK, MASK, MASK]
+    assert propose(strategy, sequence) == [4, MASK, MASK, MASK]
 
 
 def test_an_unlikely_free_token_is_still_taken(make_sequence: MakeSequence) -> None:
-    outcome = step(Lossless(MASK), make_sequence([1]), rows(3, 4, 5, 6, share=0.15))
+    outcome = step(Lossless(facts_for(MASK)), make_sequence([1]), rows(3, 4, 5, 6, share=0.15))
     assert outcome == Outcome([3], kept=0)
 
 
 def test_a_block_of_one_is_one_token_decoding(make_sequence: MakeSequence) -> None:
-    strategy, sequence, alone = Lossless(MASK), make_sequence([1]), StepSettings(1, 0.9)
-    assert list(strategy.propose(sequence, alone)) == []
-    assert strategy.accept(sequence, [], rows(3), alone) == Outcome([3], kept=0)
-    assert list(strategy.propose(sequence, alone)) == []
+    strategy, sequence, alone = Lossless(facts_for(MASK)), make_sequence([1]), StepSettings(1, 0.9)
+    assert propose(strategy, sequence, alone) == []
+    assert strategy.accept(sequence, Window(), rows(3), alone) == Outcome([3], kept=0)
+    assert propose(strategy, sequence, alone) == []
 
 
 def test_a_window_cut_inside_its_drafts_is_no_trouble(make_sequence: MakeSequence) -> None:
     """Near the limit of the text: two of three drafts fit, and no mask."""
-    strategy, sequence = Lossless(MASK), make_sequence([1])
+    strategy, sequence = Lossless(facts_for(MASK)), make_sequence([1])
     step(strategy, sequence, rows(3, 4, 5, 6))
     sequence.commit([3])
-    window = list(strategy.propose(sequence, SETTINGS))[:2]
-    assert strategy.accept(sequence, window, rows(4, 5, 6), SETTINGS) == Outcome([4, 5, 6], 2)
-    assert list(strategy.propose(sequence, SETTINGS)) == [MASK] * 3
+    window = propose(strategy, sequence)[:2]
+    assert strategy.accept(sequence, Window(window), rows(4, 5, 6), SETTINGS) == Outcome(
+        [4, 5, 6], 2
+    )
+    assert propose(strategy, sequence) == [MASK] * 3
 
 
 def test_drafts_are_drawn_with_the_noise_of_the_places_they_are_for(
@@ -102,13 +111,13 @@ def test_drafts_are_drawn_with_the_noise_of_the_places_they_are_for(
     sequence = make_sequence([1, 2, 3], temperature=1.0, seed=2)
     even = torch.full((4, 10), -torch.inf, dtype=torch.float64)
     even[:, 3:6] = 0
-    strategy = Lossless(MASK)
-    first = strategy.accept(sequence, [MASK] * 3, even, SETTINGS).new_tokens
-    drafts = list(strategy.propose(sequence, SETTINGS))[:3]
+    strategy = Lossless(facts_for(MASK))
+    first = strategy.accept(sequence, Window([MASK] * 3), even, SETTINGS).new_tokens
+    drafts = propose(strategy, sequence)[:3]
     assert first + drafts == choose(even, params, 3)
 
 
 def test_requests_do_not_share_drafts(make_sequence: MakeSequence) -> None:
-    strategy, one, other = Lossless(MASK), make_sequence([1]), make_sequence([2])
+    strategy, one, other = Lossless(facts_for(MASK)), make_sequence([1]), make_sequence([2])
     step(strategy, one, rows(3, 4, 5, 6))
-    assert list(strategy.propose(other, SETTINGS)) == [MASK] * 3
+    assert propose(strategy, other) == [MASK] * 3

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers import facts_for
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sampling import choose
 from marslm.runtime.sequence import Sequence
+from marslm.runtime.window import Window
 from marslm.strategies.base import StepSettings
 from marslm.strategies.mars import Mars
 
@@ -28,8 +30,8 @@ def rows(*pairs: tuple[int, float]) -> Tensor:
 
 
 def accept(sequence: Sequence, logits: Tensor, tau: float) -> tuple[list[int], int]:
-    window = [MASK] * (len(logits) - 1)
-    outcome = Mars(MASK).accept(sequence, window, logits, StepSettings(len(logits), tau))
+    window = Window([MASK] * (len(logits) - 1))
+    outcome = Mars(facts_for(MASK)).accept(sequence, window, logits, StepSettings(len(logits), tau))
     return outcome.new_tokens, outcome.kept
 
 
@@ -37,12 +39,13 @@ def accept(sequence: Sequence, logits: Tensor, tau: float) -> tuple[list[int], i
 def test_a_block_is_the_last_token_and_b_minus_1_masks(
     make_sequence: MakeSequence, block: int, masks: int
 ) -> None:
-    window = Mars(MASK).propose(make_sequence([1, 2]), StepSettings(block, 0.9))
-    assert list(window) == [MASK] * masks
+    windows = Mars(facts_for(MASK)).propose([make_sequence([1, 2])], [StepSettings(block, 0.9)])
+    assert windows == [Window([MASK] * masks)]
 
 
 def test_at_tau_one_there_is_nothing_to_look_at(make_sequence: MakeSequence) -> None:
-    assert list(Mars(MASK).propose(make_sequence([1]), StepSettings(8, 1.0))) == []
+    mars = Mars(facts_for(MASK))
+    assert mars.propose([make_sequence([1])], [StepSettings(8, 1.0)]) == [Window([])]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from marslm.engine.api import Answer
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.runner import Runner, Work
 from marslm.runtime.sampling import choose
+from marslm.runtime.window import Window
 
 TIE_GAP = 1e-3
 """Largest logit gap between two tokens that counts as a tie."""
@@ -70,7 +71,7 @@ class Referee:
         return equal, total
 
     def _logits(self, prompt: list[int], answer: list[int], wanted: int) -> Tensor:
-        return self._runner.forward([Work(0, 0, [*prompt, *answer], [], wanted)])[0]
+        return self._runner.forward([Work(0, 0, [*prompt, *answer], Window(), wanted)])[0]
 
 
 def _first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:

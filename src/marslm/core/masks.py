@@ -1,15 +1,15 @@
 """Who may see whom: the one place that defines the attention mask (METHOD section 2).
 
 `may_attend` is the rule. `dense_mask` evaluates it for SDPA, `flex_mask` wraps it for
-FlexAttention, and `window_mask` is the same rule for a decoder whose rows sit in cache cells in
-text order.
+FlexAttention, and `window_mask` is the same rule for a decoder whose rows sit in cache cells.
 
 Knows nothing about models; draws no masks (the golden pictures in tests do).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -47,10 +47,40 @@ def flex_mask(queries: Rows, keys: Rows) -> Callable[[Tensor, Tensor, Tensor, Te
     return mask_mod
 
 
-def window_mask(cells: Tensor, keys: int) -> Tensor:
-    """Return the mask of decoder rows in cache cells `cells` [..., Q] over cells 0..keys-1.
+@dataclass(frozen=True)
+class Tree:
+    """A tree of decoder rows inside a mask [..., 1, Q, keys].
 
-    A decoder lays clean tokens, drafts and masks into consecutive cells in text order, so the rule
-    of `may_attend` becomes: a row sees its own cell and those before it. Bool [..., 1, Q, keys].
+    place: its request's index. row: its first row. cell: its first row's cell. parents: for each
+    row the tree row it follows, an earlier one, or -1 for the text before the tree.
     """
-    return (torch.arange(keys, device=cells.device) <= cells[..., :, None]).unsqueeze(-3)
+
+    place: int
+    row: int
+    cell: int
+    parents: Sequence[int]
+
+
+def window_mask(seen: Tensor, keys: int, trees: Sequence[Tree] = ()) -> Tensor:
+    """Return the mask of decoder rows over cache cells 0..keys-1, bool [S, 1, Q, keys].
+
+    A decoder lays a request's clean tokens, drafts and masks into consecutive cells, so the rule of
+    `may_attend` becomes a number: row [s, q] sees the first `seen` [S, Q] cells. In text order that
+    is its own cell and those before it, in a bidirectional window all up to the window's end. A row
+    of a tree sees those before the tree, its ancestors and itself.
+    """
+    mask = (torch.arange(keys, device=seen.device) < seen[..., None]).unsqueeze(-3)
+    for tree in trees:
+        size = len(tree.parents)
+        block = mask[tree.place, 0, tree.row : tree.row + size, tree.cell : tree.cell + size]
+        block.copy_(_ancestors(tree.parents))
+    return mask
+
+
+def _ancestors(parents: Sequence[int]) -> Tensor:
+    """Return which rows of a tree each row sees, bool [W, W]: its ancestors and itself."""
+    sees = torch.eye(len(parents), dtype=torch.bool)
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            sees[row] |= sees[parent]
+    return sees

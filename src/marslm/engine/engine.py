@@ -7,8 +7,7 @@ formats, threads or where prompts come from.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Sequence as ListOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from torch import Tensor
@@ -22,7 +21,8 @@ from marslm.runtime.params import SamplingParams
 from marslm.runtime.runner import Runner, Work
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.stopping import Transcript
-from marslm.strategies.base import StepSettings, Strategy
+from marslm.runtime.window import Window
+from marslm.strategies.base import EngineFacts, StepSettings, Strategy
 from marslm.strategies.registry import check_strategy, create_strategy
 
 _DEFAULT_LENGTH = 4096
@@ -74,6 +74,7 @@ class Engine:
         self._cache = decoder.new_cache(slots)
         self.runner = Runner(decoder, self._cache, model.mask_token_id)
         self._scheduler = Scheduler(self._cache, token_budget)
+        self.facts = EngineFacts(model, slots, self.max_length, pack)
         self._strategies: dict[str, Strategy] = {}
         self._numbers = count()
 
@@ -92,6 +93,7 @@ class Engine:
     def abort(self, sequence: Sequence) -> None:
         """End a request now; its slot is free for the next step."""
         if not sequence.finished:
+            self._release(sequence)
             self._scheduler.retire(sequence)
             sequence.transcript.finish("abort")
 
@@ -120,49 +122,56 @@ class Engine:
         plans = [self._plan(sequence, chunk) for sequence, chunk in self._scheduler.schedule()]
         if not plans:
             return []
+        self._add_windows([plan for plan in plans if plan.whole])
         logits = self.runner.forward([plan.work for plan in plans])
         events = [self._settle(plan, rows) for plan, rows in zip(plans, logits, strict=True)]
         return [event for event in events if event is not None]
 
     def _plan(self, sequence: Sequence, chunk: list[int]) -> _Plan:
-        """Ask the strategy for a window, unless part of the prompt is still to come."""
-        strategy, settings = self._how(sequence)
-        window: ListOf[int] = []
-        end = sequence.num_cached + len(chunk)
-        whole = end == len(sequence.tokens)
-        if whole:
-            window = strategy.propose(sequence, settings)[: self.max_length - end]
-        assert sequence.slot is not None
-        wanted = 1 + len(window) if whole else 0
-        work = Work(sequence.slot, sequence.num_cached, chunk, list(window), wanted)
-        return _Plan(sequence, work, strategy, settings)
+        """Choose a request's strategy for this step."""
+        params = sequence.params
+        name = params.strategy or self.speed.strategy
+        if name not in self._strategies:
+            self._strategies[name] = create_strategy(name, self.facts)
+        if sequence.strategy != name:
+            self._release(sequence)
+            sequence.strategy = name
+        block = params.block or trained_block(self.model)
+        tau = self.speed.tau if params.tau is None else params.tau
+        return _Plan(sequence, chunk, self._strategies[name], StepSettings(block, tau))
+
+    def _add_windows(self, plans: list[_Plan]) -> None:
+        """Ask each strategy for the windows of its requests, all at once."""
+        for strategy in dict.fromkeys(plan.strategy for plan in plans):
+            mine = [plan for plan in plans if plan.strategy is strategy]
+            windows = strategy.propose(
+                [plan.sequence for plan in mine], [plan.settings for plan in mine]
+            )
+            for plan, window in zip(mine, windows, strict=True):
+                plan.window = window.cut(self.max_length - len(plan.sequence.tokens))
 
     def _settle(self, plan: _Plan, logits: Tensor) -> StepEvent | None:
         """Commit what the strategy accepts and move the cursor."""
         sequence = plan.sequence
         if sequence.runs:
-            sequence.decode_rows += len(plan.work.tokens)
-        if plan.work.wanted == 0:
-            sequence.advance(len(plan.work.pending))
+            sequence.decode_rows += len(plan.chunk) + len(plan.window)
+        if not plan.whole:
+            sequence.advance(len(plan.chunk))
             return None
-        outcome = plan.strategy.accept(sequence, plan.work.window, logits, plan.settings)
+        outcome = plan.strategy.accept(sequence, plan.window, logits, plan.settings)
+        assert plan.window.starts_with_chain(outcome.kept)
         tokens = sequence.commit(outcome.new_tokens)
-        sequence.advance(len(plan.work.pending) + outcome.kept)
+        sequence.advance(len(plan.chunk) + outcome.kept)
         if sequence.finished:
+            self._release(sequence)
             self._scheduler.retire(sequence)
         return StepEvent(sequence, tokens, sequence.transcript.take_new_text())
 
-    def _how(self, sequence: Sequence) -> tuple[Strategy, StepSettings]:
-        """Return this step's strategy and settings: the request's own, else the live knob's."""
-        params = sequence.params
-        name = params.strategy or self.speed.strategy
-        if name not in self._strategies:
-            self._strategies[name] = create_strategy(name, self.model.mask_token_id)
-        if sequence.strategy != name:
-            sequence.strategy, sequence.state = name, None
-        block = params.block or trained_block(self.model)
-        tau = self.speed.tau if params.tau is None else params.tau
-        return self._strategies[name], StepSettings(block, tau)
+    def _release(self, sequence: Sequence) -> None:
+        """Let the strategy that served a request forget it."""
+        if sequence.strategy is not None:
+            self._strategies[sequence.strategy].release(sequence)
+        sequence.strategy = sequence.state = None
 
     def check_prompt(self, prompt: list[int], source: str = "the prompt") -> int:
         """Return how many tokens the answer may have; InputError, naming `source`, if none."""
@@ -181,11 +190,24 @@ class Engine:
         return room
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Plan:
-    """One request's part in a step."""
+    """One request's part in a step: pending tokens, then the window once they are whole."""
 
     sequence: Sequence
-    work: Work
+    chunk: list[int]
     strategy: Strategy
     settings: StepSettings
+    window: Window = field(default_factory=Window)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all pending tokens are fed, so that the step brings a token."""
+        return self.sequence.num_cached + len(self.chunk) == len(self.sequence.tokens)
+
+    @property
+    def work(self) -> Work:
+        """What the runner is given."""
+        sequence, wanted = self.sequence, 1 + len(self.window) if self.whole else 0
+        assert sequence.slot is not None
+        return Work(sequence.slot, sequence.num_cached, self.chunk, self.window, wanted)

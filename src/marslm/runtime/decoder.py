@@ -46,13 +46,15 @@ class AttentionGroup:
 class RowBatch:
     """The input of one forward.
 
-    ids, slots, cells: int64 [T]; a row's cell is also its rotary position. masks: which rows are
-    [MASK]s, None if none. outputs: rows whose logits are wanted.
+    ids, slots, cells, positions: int64 [T]; positions are the rotary ones, which differ from the
+    cells in trees. masks: which rows are [MASK]s, None if none. outputs: rows whose logits are
+    wanted.
     """
 
     ids: Tensor
     slots: Tensor
     cells: Tensor
+    positions: Tensor
     groups: list[AttentionGroup]
     masks: RowIndex | None
     outputs: RowIndex
@@ -108,7 +110,7 @@ class Decoder:
         x = self._embedding[batch.ids]
         if batch.masks is not None and self._mask_embedding is not None:
             x[batch.masks] = self._mask_embedding
-        cos, sin = self._cos[batch.cells], self._sin[batch.cells]
+        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
         for index, layer in enumerate(self._layers):
             x = x + self._attention(layer, index, x, cos, sin, batch, cache)
             x = x + self._mlp(layer, x, batch.masks)

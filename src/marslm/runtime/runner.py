@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marslm.core.masks import window_mask
+from marslm.core.masks import Tree, window_mask
 from marslm.runtime.cache import SlotCache
 from marslm.runtime.decoder import AttentionGroup, Decoder, RowBatch
 from marslm.runtime.layers import RowIndex
+from marslm.runtime.window import Window
 
 _WIDE = 16
 """Requests with more rows than this attend on their own, so that nobody is padded to a prompt."""
@@ -23,20 +24,49 @@ _WIDE = 16
 class Work:
     """What one request feeds into a forward.
 
-    first_cell: its cursor. pending: real tokens. window: drafts and masks that follow them. wanted:
-    how many of the last rows need logits.
+    first_cell: its cursor. pending: real tokens. window: what follows them. wanted: how many of the
+    last rows need logits. Rows lie in consecutive cells from `first_cell` on.
     """
 
     slot: int
     first_cell: int
     pending: list[int]
-    window: list[int]
+    window: Window
     wanted: int
 
     @property
     def tokens(self) -> list[int]:
         """All rows, in order."""
-        return [*self.pending, *self.window]
+        return [*self.pending, *self.window.tokens]
+
+    @property
+    def window_cell(self) -> int:
+        """The cell of the first window entry, which is also its place in the text."""
+        return self.first_cell + len(self.pending)
+
+    @property
+    def cells(self) -> range:
+        """The cells that the rows fill."""
+        return range(self.first_cell, self.window_cell + len(self.window))
+
+    @property
+    def positions(self) -> list[int]:
+        """The rotary position of each row: its place in the text."""
+        start = self.window_cell
+        return [*range(self.first_cell, start), *(start + d for d in self.window.depths)]
+
+    @property
+    def seen(self) -> list[int]:
+        """How many of the first cells each row sees."""
+        seen = [cell + 1 for cell in self.cells]
+        if self.window.bidirectional:
+            seen[len(self.pending) :] = seen[-1:] * len(self.window)
+        return seen
+
+    def tree(self, place: int) -> Tree | None:
+        """Return the window as a tree at `place` of a mask, None for a chain."""
+        parents = self.window.parents
+        return Tree(place, len(self.pending), self.window_cell, parents) if parents else None
 
 
 class Runner:
@@ -62,15 +92,16 @@ class Runner:
     def _lay_out(self, works: list[Work]) -> RowBatch:
         ids = torch.tensor([token for work in works for token in work.tokens])
         slots = torch.tensor([work.slot for work in works for _ in work.tokens])
-        cells = torch.tensor(
-            [work.first_cell + i for work in works for i in range(len(work.tokens))]
-        )
-        masks = self._mask_rows(works)
         device = self._decoder.device
+        cells = torch.tensor([cell for work in works for cell in work.cells], device=device)
+        in_text_order = all(work.window.parents is None for work in works)
+        positions = [] if in_text_order else [p for work in works for p in work.positions]
+        masks = self._mask_rows(works)
         return RowBatch(
             ids=ids.to(device),
             slots=slots.to(device),
-            cells=cells.to(device),
+            cells=cells,
+            positions=cells if in_text_order else torch.tensor(positions, device=device),
             groups=self._groups(works),
             masks=_as_index(masks, device) if masks else None,
             outputs=_as_index(_output_rows(works), device),
@@ -83,7 +114,9 @@ class Runner:
         for work in works:
             end += len(work.tokens)
             start = end - len(work.window)
-            rows += [start + i for i, t in enumerate(work.window) if t == self._mask_token_id]
+            rows += [
+                start + i for i, t in enumerate(work.window.tokens) if t == self._mask_token_id
+            ]
         return rows
 
     def _groups(self, works: list[Work]) -> list[AttentionGroup]:
@@ -104,27 +137,29 @@ class Runner:
         width = max(len(work.tokens) for work in works)
         keys = max(work.first_cell + len(work.tokens) for work in works)
         single_row = rows == 1
-        # Padding and idle slots sit in cell 0, which is finite: their result is thrown away.
-        cells = torch.zeros(slots.stop - slots.start, width, dtype=torch.int64)
+        # Padding and idle slots see cell 0, which is finite: their result is thrown away.
+        seen = torch.ones(slots.stop - slots.start, width, dtype=torch.int64)
         scatter: list[int] = []
         for work in works:
             place, count = work.slot - slots.start, len(work.tokens)
-            cells[place, :count] = torch.arange(work.first_cell, work.first_cell + count)
+            seen[place, :count] = torch.tensor(work.seen)
             scatter += range(place * width, place * width + count)
-        full = rows == cells.numel()
+        trees = [tree for work in works if (tree := work.tree(work.slot - slots.start))]
+        full = rows == seen.numel()
         return AttentionGroup(
             rows=slice(first_row, first_row + rows),
             slots=slots,
             width=width,
             keys=keys,
-            mask=None if single_row else self._scores_mask(cells, keys),
+            mask=None if single_row else self._scores_mask(seen, keys, trees),
             scatter=None if full else torch.tensor(scatter, device=self._decoder.device),
         )
 
-    def _scores_mask(self, cells: Tensor, keys: int) -> Tensor:
+    def _scores_mask(self, seen: Tensor, keys: int, trees: list[Tree]) -> Tensor:
         decoder = self._decoder
         group_size = decoder.heads // decoder.kv_heads
-        hidden = ~window_mask(cells.to(decoder.device), keys).repeat_interleave(group_size, dim=-2)
+        visible = window_mask(seen.to(decoder.device), keys, trees)
+        hidden = ~visible.repeat_interleave(group_size, dim=-2)
         mask = torch.zeros(hidden.shape, dtype=decoder.dtype, device=decoder.device)
         return mask.masked_fill_(hidden, -torch.inf)
 

@@ -11,21 +11,27 @@ from torch import Tensor
 
 from marslm.runtime.sampling import choose
 from marslm.runtime.sequence import Sequence
-from marslm.strategies.base import Outcome, StepSettings
+from marslm.runtime.window import Window
+from marslm.strategies.base import EngineFacts, Outcome, StepSettings, Strategy
 
 
-class Autoregressive:
+class Autoregressive(Strategy):
     """Feed the pending tokens, take the next one."""
 
     name = "ar"
     exact = True
 
-    def propose(self, sequence: Sequence, settings: StepSettings) -> ListOf[int]:
-        """Return an empty window."""
-        return []
+    def __init__(self, facts: EngineFacts) -> None:
+        """Need nothing of the engine."""
+
+    def propose(
+        self, sequences: ListOf[Sequence], settings: ListOf[StepSettings]
+    ) -> ListOf[Window]:
+        """Return empty windows."""
+        return [Window()] * len(sequences)
 
     def accept(
-        self, sequence: Sequence, window: ListOf[int], logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
     ) -> Outcome:
         """Take the one token there is."""
         return Outcome(choose(logits, sequence.params, len(sequence.tokens)))

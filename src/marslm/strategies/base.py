@@ -13,7 +13,23 @@ from typing import Protocol
 
 from torch import Tensor
 
+from marslm.models.loading import MarsModel
 from marslm.runtime.sequence import Sequence
+from marslm.runtime.window import Window
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What an engine tells the strategies that it builds.
+
+    model: the model that decodes. slots: requests at once. max_length: cells of one request's
+    cache, its window included. pack: whether linears are packed.
+    """
+
+    model: MarsModel
+    slots: int
+    max_length: int
+    pack: bool = True
 
 
 @dataclass(frozen=True)
@@ -21,7 +37,7 @@ class Outcome:
     """What a step brought one request.
 
     new_tokens: accepted tokens, left to right, at least one. kept: how many leading window entries
-    are among them, so that their keys and values stay in the cache.
+    are among them, so that their keys and values stay in the cache; they must be one chain.
     """
 
     new_tokens: list[int]
@@ -40,22 +56,32 @@ class StepSettings:
 
 
 class Strategy(Protocol):
-    """A way to decode. One object serves all requests; per-request state lives in the sequence.
+    """A way to decode. One object serves all requests of an engine.
 
-    exact: whether its output equals one-token decoding's.
+    Per-request state lives in `sequence.state`, which is None at a strategy's first step of the
+    request, or in the strategy until `release`. exact: whether its output equals one-token
+    decoding's.
     """
 
     name: str
     exact: bool
 
-    def propose(self, sequence: Sequence, settings: StepSettings) -> ListOf[int]:
-        """Return the window: drafts, [MASK]s, both or nothing."""
+    def propose(
+        self, sequences: ListOf[Sequence], settings: ListOf[StepSettings]
+    ) -> ListOf[Window]:
+        """Return the window of each of this step's requests that use the strategy.
+
+        They come together so that what drafts for them runs once for all.
+        """
 
     def accept(
-        self, sequence: Sequence, window: ListOf[int], logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
     ) -> Outcome:
-        """Decide what to keep.
+        """Decide what to keep of one request.
 
         logits: [1 + len(window), V]; row 0 is the last pending token's, row i window entry i-1's.
         The window may be shorter than proposed where the text nears its limit.
         """
+
+    def release(self, sequence: Sequence) -> None:
+        """Let go of what is held for a request that has ended or goes on with another strategy."""

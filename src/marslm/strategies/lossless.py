@@ -17,7 +17,8 @@ from marslm.core.accept import probability
 from marslm.core.verify import matching_prefix
 from marslm.runtime.sampling import choose, process
 from marslm.runtime.sequence import Sequence
-from marslm.strategies.base import Outcome, StepSettings
+from marslm.runtime.window import Window
+from marslm.strategies.base import EngineFacts, Outcome, StepSettings, Strategy
 
 MIN_DRAFT_CONFIDENCE = 0.2
 """Drafts end before the first one less likely than this. A rejected draft costs the next step its
@@ -25,26 +26,30 @@ drafts, so drafting pays from about half the mean acceptance on: with one draft 
 step brings 2 / (2 - c) tokens, and the break-even confidence is c / 2."""
 
 
-class Lossless:
+class Lossless(Strategy):
     """Draft from masks, verify for free in the next step."""
 
     name = "lossless"
     exact = True
 
-    def __init__(self, mask_token_id: int) -> None:
+    def __init__(self, facts: EngineFacts) -> None:
         """Remember which token is [MASK]."""
-        self._mask_token_id = mask_token_id
+        self._mask_token_id = facts.model.mask_token_id
 
-    def propose(self, sequence: Sequence, settings: StepSettings) -> ListOf[int]:
+    def propose(
+        self, sequences: ListOf[Sequence], settings: ListOf[StepSettings]
+    ) -> ListOf[Window]:
         """Return the drafts that the last step left, then B-1 masks."""
-        drafts: ListOf[int] = sequence.state or []
-        return [*drafts, *[self._mask_token_id] * (settings.block - 1)]
+        return [
+            Window([*(sequence.state or []), *[self._mask_token_id] * (each.block - 1)])
+            for sequence, each in zip(sequences, settings, strict=True)
+        ]
 
     def accept(
-        self, sequence: Sequence, window: ListOf[int], logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
     ) -> Outcome:
         """Keep the verified drafts and the free token; leave new drafts for the next step."""
-        drafts = [token for token in window if token != self._mask_token_id]
+        drafts = [token for token in window.tokens if token != self._mask_token_id]
         position = len(sequence.tokens)
         choices = choose(logits[: len(drafts) + 1], sequence.params, position)
         kept = matching_prefix(drafts, choices)

@@ -15,26 +15,31 @@ from torch import Tensor
 from marslm.core.accept import CONFIDENCES, accepted_prefix
 from marslm.runtime.sampling import choose, process
 from marslm.runtime.sequence import Sequence
-from marslm.strategies.base import Outcome, StepSettings
+from marslm.runtime.window import Window
+from marslm.strategies.base import EngineFacts, Outcome, StepSettings, Strategy
 
 
-class Mars:
+class Mars(Strategy):
     """Accept confident candidates unverified: fast, and as exact as tau is high."""
 
     name = "mars"
     exact = False
 
-    def __init__(self, mask_token_id: int) -> None:
+    def __init__(self, facts: EngineFacts) -> None:
         """Remember which token is [MASK]."""
-        self._mask_token_id = mask_token_id
+        self._mask_token_id = facts.model.mask_token_id
 
-    def propose(self, sequence: Sequence, settings: StepSettings) -> ListOf[int]:
+    def propose(
+        self, sequences: ListOf[Sequence], settings: ListOf[StepSettings]
+    ) -> ListOf[Window]:
         """Return B-1 masks; none at tau = 1, where only the first candidate can be kept."""
-        masks = settings.block - 1 if settings.tau < 1 else 0
-        return [self._mask_token_id] * masks
+        return [
+            Window([self._mask_token_id] * (each.block - 1 if each.tau < 1 else 0))
+            for each in settings
+        ]
 
     def accept(
-        self, sequence: Sequence, window: ListOf[int], logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
     ) -> Outcome:
         """Keep the confident prefix of the candidates, the first one always."""
         params = sequence.params

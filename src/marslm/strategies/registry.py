@@ -6,22 +6,26 @@ Knows nothing about any one of them beyond how to build it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 from marslm.errors import InputError
 from marslm.strategies.autoregressive import Autoregressive
-from marslm.strategies.base import Strategy
+from marslm.strategies.base import EngineFacts, Strategy
 from marslm.strategies.lossless import Lossless
 from marslm.strategies.mars import Mars
 
-_FACTORIES: dict[str, Callable[[int], Strategy]] = {
-    "ar": lambda mask_token_id: Autoregressive(),
+Factory: TypeAlias = Callable[[EngineFacts], Strategy]
+"""Builds the strategy object of one engine."""
+
+_FACTORIES: dict[str, Factory] = {
+    "ar": Autoregressive,
     "mars": Mars,
     "lossless": Lossless,
 }
 
 
-def register_strategy(name: str, factory: Callable[[int], Strategy]) -> None:
-    """Make a strategy available by name; `factory` is given [MASK]'s token id."""
+def register_strategy(name: str, factory: Factory) -> None:
+    """Make a strategy available by name; an engine builds its own when it is first asked for."""
     _FACTORIES[name] = factory
 
 
@@ -36,7 +40,7 @@ def check_strategy(name: str) -> None:
         raise InputError(f"unknown strategy {name!r}: choose from {', '.join(_FACTORIES)}")
 
 
-def create_strategy(name: str, mask_token_id: int) -> Strategy:
-    """Return a new strategy; InputError for an unknown name."""
+def create_strategy(name: str, facts: EngineFacts) -> Strategy:
+    """Return a new strategy for an engine; InputError for an unknown name."""
     check_strategy(name)
-    return _FACTORIES[name](mask_token_id)
+    return _FACTORIES[name](facts)
