@@ -47,6 +47,12 @@ def test_without_an_answer_all_messages_are_the_prompt() -> None:
     assert (dialogue.prompt, dialogue.answer) == (dialogue.messages, None)
 
 
+def test_a_row_says_that_its_answer_was_cut(write_rows: WriteRows) -> None:
+    row = {"prompt": "Q", "response": "A"}
+    source = write_rows("a.jsonl", [row, {**row, "cut": True}, {**row, "cut": False}])
+    assert [dialogue.cut for dialogue in read_dialogues(source)] == [False, True, False]
+
+
 @pytest.mark.parametrize(
     "row",
     [

@@ -106,6 +106,16 @@ def test_every_assistant_turn_is_supervised(tokenizer: PreTrainedTokenizerFast) 
         )
 
 
+def test_an_answer_that_was_cut_off_is_not_taught_to_end(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    messages = (ASKED, ANSWERED, AGAIN, ANSWERED_AGAIN)
+    whole = encode_dialogue(tokenizer, dialogue(*messages))
+    cut = encode_dialogue(tokenizer, Dialogue(messages, "a.jsonl:3", cut=True))
+    assert cut.ids == whole.ids
+    assert supervised_text(tokenizer, cut) == ["Tom.\n<|im_end|>", "Felix"]
+
+
 def test_tool_turns_are_not_supervised(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = (ASKED, Message("assistant", "look()"), Message("tool", "Tom"), ANSWERED_AGAIN)
     example = encode_dialogue(tokenizer, dialogue(*messages))

@@ -46,10 +46,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Dialogue:
-    """A conversation and where it came from, such as "train.jsonl.gz:17"."""
+    """A conversation and where it came from, such as "train.jsonl.gz:17".
+
+    cut: whether its last answer was cut off at a length limit, so that its end is not one to learn.
+    """
 
     messages: tuple[Message, ...]
     source: str
+    cut: bool = False
 
     @property
     def prompt(self) -> tuple[Message, ...]:
@@ -193,7 +197,7 @@ def dialogue_of_row(row: Row, where: str, *, need_answers: bool) -> Dialogue:
             f"{', '.join('+'.join(form) for form in ANSWERED_FORMS)}, or without answers "
             f"{', '.join(ANSWERLESS_FORMS)}"
         )
-    dialogue = Dialogue(messages, where)
+    dialogue = Dialogue(messages, where, row.get("cut") is True)
     if need_answers and dialogue.answer is None:
         raise InputError(
             f"{where}: no assistant message though answers are needed (keys found {keys}); "

@@ -55,16 +55,19 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
 def encode_dialogue(tokenizer: PreTrainedTokenizerBase, dialogue: Dialogue) -> Example:
     """Return `dialogue` as ids; the assistant's turns and their end tokens are supervised.
 
-    The ids before the first answer are those of `encode_prompt`. Messages after the last answer
-    are left out; a dialogue without answers is its prompt, with nothing supervised. Raises
-    InputError, naming the dialogue's source, when the chat template cannot be followed.
+    The end token after a last answer that was cut off is not. The ids before the first answer are
+    those of `encode_prompt`. Messages after the last answer are left out; a dialogue without
+    answers is its prompt, with nothing supervised. Raises InputError, naming the dialogue's source,
+    when the chat template cannot be followed.
     """
     ids: list[int] = []
     supervised: list[bool] = []
     try:
-        for place, text in enumerate(_segments(tokenizer, dialogue.messages)):
+        segments = _segments(tokenizer, dialogue.messages)
+        for place, text in enumerate(segments):
             piece = _ids(tokenizer, text)
-            targets = _count_targets(tokenizer, place, piece)
+            ends_cut_answer = dialogue.cut and place == len(segments) - 1
+            targets = 0 if ends_cut_answer else _count_targets(tokenizer, place, piece)
             ids += piece
             supervised += [True] * targets + [False] * (len(piece) - targets)
     except InputError as error:
