@@ -20,8 +20,24 @@ from marslm.models.packed import Linear, make_linear
 RowIndex: TypeAlias = "slice | Tensor"
 """Rows of a batch: a slice where they follow one another, since that gives views."""
 
-MaskUpdate: TypeAlias = Callable[[Tensor], Tensor]
-"""Low-rank update of mask rows: x [masks, in] -> [masks, out]."""
+
+@dataclass(frozen=True)
+class MaskUpdate:
+    """What a mask-only adapter adds to the mask rows of a projection, which may be fused.
+
+    down: [in, rank of all parts]. ups: for each part that has one, its output columns, its columns
+    in the product with `down`, and its [rank, out]. Stored as they are multiplied: for matrices
+    this small a plain product is five times faster than a packed one.
+    """
+
+    down: Tensor
+    ups: list[tuple[slice, slice, Tensor]]
+
+    def add_to(self, y: Tensor, x: Tensor) -> None:
+        """Add the update of x [masks, in] to y [masks, out] in place."""
+        low = torch.mm(x, self.down)
+        for columns, ranks, up in self.ups:
+            y[:, columns].addmm_(low[:, ranks], up)
 
 
 @dataclass(frozen=True)
@@ -35,7 +51,10 @@ class Projection:
         """Map x [T, in] to [T, out]."""
         y = self.base(x)
         if masks is not None and self.update is not None:
-            y[masks] += self.update(x[masks])
+            rows = y[masks]
+            self.update.add_to(rows, x[masks])
+            if isinstance(masks, Tensor):
+                y[masks] = rows
         return y
 
 
@@ -70,7 +89,7 @@ def build_layer(
         updates = (adapter.updates if adapter else {}).get
         found = [updates(f"model.layers.{index}.{name}") for name in names]
         weight, bias = _fuse_weights(linears)
-        return Projection(make_linear(weight, bias, pack=pack), _fuse_updates(linears, found, pack))
+        return Projection(make_linear(weight, bias, pack=pack), _fuse_updates(linears, found))
 
     def norm(name: str) -> Norm:
         return make_norm(module(name), epsilon)
@@ -110,8 +129,11 @@ def make_norm(module: nn.Module, epsilon: float) -> Norm:
 
 
 def _fuse_weights(linears: list[nn.Module]) -> tuple[Tensor, Tensor | None]:
-    """Return the linears' weights as one; theirs become views of it, so nothing is held twice."""
-    fused = torch.cat([weight_of(linear) for linear in linears])
+    """Return the linears' weights as one; theirs become views of it, so nothing is held twice.
+
+    It lies in memory as [in, out]: a product with one row then takes 15 to 20 % less time.
+    """
+    fused = torch.cat([weight_of(linear).t() for linear in linears], dim=1).t()
     parts = torch.split(fused, [len(weight_of(linear)) for linear in linears])
     for linear, part in zip(linears, parts, strict=True):
         linear.weight = nn.Parameter(part, requires_grad=False)
@@ -119,23 +141,21 @@ def _fuse_weights(linears: list[nn.Module]) -> tuple[Tensor, Tensor | None]:
     return fused, torch.cat(biases) if biases else None
 
 
-def _fuse_updates(
-    linears: list[nn.Module], updates: list[LowRank | None], pack: bool
-) -> MaskUpdate | None:
-    """Return one low-rank update for fused linears: their `up` blocks on a diagonal."""
-    if not any(updates):
-        return None
-    weights = [weight_of(linear) for linear in linears]
-    rank = max(update.down.shape[0] for update in updates if update)
-    empty = LowRank(weights[0].new_zeros(rank, weights[0].shape[1]), weights[0].new_zeros(0, rank))
-    pairs = [
-        update or LowRank(empty.down, weight.new_zeros(weight.shape[0], rank))
-        for weight, update in zip(weights, updates, strict=True)
-    ]
-    down = make_linear(torch.cat([pair.down for pair in pairs]).to(weights[0]), pack=pack)
-    ups: Tensor = torch.block_diag(*[pair.up for pair in pairs])  # type: ignore[no-untyped-call]
-    up = make_linear(ups.to(weights[0]), pack=pack)
-    return lambda x: up(down(x))
+def _fuse_updates(linears: list[nn.Module], updates: list[LowRank | None]) -> MaskUpdate | None:
+    """Return one update for fused linears, None if none of them has one."""
+    downs: list[Tensor] = []
+    ups: list[tuple[slice, slice, Tensor]] = []
+    column = rank = 0
+    for linear, update in zip(linears, updates, strict=True):
+        weight = weight_of(linear)
+        if update is not None:
+            columns = slice(column, column + len(weight))
+            ranks = slice(rank, rank + len(update.down))
+            downs.append(update.down.to(weight))
+            ups.append((columns, ranks, update.up.to(weight).t().contiguous()))
+            rank = ranks.stop
+        column += len(weight)
+    return MaskUpdate(torch.cat(downs).t().contiguous(), ups) if ups else None
 
 
 def weight_of(module: nn.Module) -> Tensor:
