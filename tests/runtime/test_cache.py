@@ -103,8 +103,9 @@ def test_requests_of_any_widths_share_a_forward(
     """Narrow and wide ones, in slots with gaps, over a cache full of garbage."""
     model = MODELS["qwen3"]
     runner, cache = build_runner(model, slots=12)
-    for layer in cache.layers:
-        layer.fill_(1e3)
+    for keys, values in cache.readers(slice(0, 12), cache.max_length):
+        keys.fill_(1e3)
+        values.fill_(1e3)
     slots = list(range(12))
     order.shuffle(slots)
     batch = [
@@ -150,12 +151,24 @@ def test_a_slot_cannot_be_released_twice() -> None:
 def test_rows_are_written_where_they_belong() -> None:
     cache = make_cache(3)
     rows = torch.arange(24.0).view(2, 4, 3) + 1
-    cache.write(0, rows, torch.tensor([2, 0]), torch.tensor([1, 3]))
-    keys, values = cache.read(0, slice(0, 3), 4)
+    cache.writers(torch.tensor([2, 0]), torch.tensor([1, 3]))[0](rows[:, :2], rows[:, 2:])
+    keys, values = cache.readers(slice(0, 3), 4)[0]
     assert torch.equal(keys[2, :, 1], rows[0, :2])
     assert torch.equal(values[2, :, 1], rows[0, 2:])
     assert torch.equal(keys[0, :, 3], rows[1, :2])
     assert torch.equal(values[0, :, 3], rows[1, 2:])
     assert torch.count_nonzero(keys) + torch.count_nonzero(values) == 24
-    narrow, _ = cache.read(0, slice(1, 3), 2)
+    narrow, _ = cache.readers(slice(1, 3), 2)[0]
     assert torch.equal(narrow, keys[1:3, :, :2])
+
+
+def test_a_run_of_rows_is_written_like_single_rows() -> None:
+    rows = torch.arange(24.0).view(2, 4, 3) + 1
+    run, single = make_cache(3), make_cache(3)
+    run.run_writers(1, 2, rows=2)[0](rows[:, :2], rows[:, 2:])
+    single.writers(torch.tensor([1, 1]), torch.tensor([2, 3]))[0](rows[:, :2], rows[:, 2:])
+    for written, expected in zip(
+        run.readers(slice(0, 3), 4)[0], single.readers(slice(0, 3), 4)[0], strict=True
+    ):
+        assert torch.equal(written, expected)
+        assert torch.count_nonzero(written) == 12

@@ -7,15 +7,22 @@ a masked NaN is still a NaN. Knows nothing about requests or attention.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
+
+Write: TypeAlias = Callable[[Tensor, Tensor], None]
+"""Stores keys and values, each [rows, kv_heads, head_dim]."""
 
 
 class SlotCache:
     """Fixed memory for `slots` requests of at most `max_length` tokens.
 
-    layers: per layer [slots, 2 * kv_heads, max_length, head_dim], keys before values in the second
-    axis so that one write stores both.
+    One tensor [layers, slots, 2 * kv_heads, max_length, head_dim], keys before values in the third
+    axis: all layers' views are then made at once, where one view costs as much as a small product.
     """
 
     def __init__(
@@ -30,8 +37,8 @@ class SlotCache:
         device: torch.device,
     ) -> None:
         """Allocate zeroed memory."""
-        shape = (slots, 2 * kv_heads, max_length, head_dim)
-        self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        shape = (layers, slots, 2 * kv_heads, max_length, head_dim)
+        self._cells = torch.zeros(shape, dtype=dtype, device=device)
         self.kv_heads = kv_heads
         self.max_length = max_length
         self._free = list(range(slots))
@@ -52,11 +59,26 @@ class SlotCache:
         assert slot not in self._free
         self._free.append(slot)
 
-    def write(self, layer: int, keys_values: Tensor, slots: Tensor, cells: Tensor) -> None:
-        """Store `keys_values` [rows, 2 * kv_heads, head_dim] at (slots[row], cells[row])."""
-        self.layers[layer][slots, :, cells] = keys_values
+    def readers(self, slots: slice, length: int) -> list[tuple[Tensor, Tensor]]:
+        """Return each layer's keys and values as views [slots, kv_heads, length, head_dim]."""
+        keys, values = torch.split(self._cells[:, slots, :, :length], self.kv_heads, dim=2)
+        return list(zip(keys.unbind(), values.unbind(), strict=True))
 
-    def read(self, layer: int, slots: slice, length: int) -> tuple[Tensor, Tensor]:
-        """Return views of keys and values, each [slots, kv_heads, length, head_dim]."""
-        both = self.layers[layer][slots].narrow(2, 0, length)
-        return both.narrow(1, 0, self.kv_heads), both.narrow(1, self.kv_heads, self.kv_heads)
+    def writers(self, slots: Tensor, cells: Tensor) -> list[Write]:
+        """Return each layer's function that stores rows at (slots[row], cells[row])."""
+        return [partial(_scatter, layer, slots, cells) for layer in self._cells.unbind()]
+
+    def run_writers(self, slot: int, first_cell: int, rows: int) -> list[Write]:
+        """Return `writers` for rows in consecutive cells of one slot, where a copy is enough."""
+        run = self._cells[:, slot, :, first_cell : first_cell + rows].transpose(1, 2)
+        keys, values = torch.split(run, self.kv_heads, dim=2)
+        return [partial(_copy, k, v) for k, v in zip(keys.unbind(), values.unbind(), strict=True)]
+
+
+def _scatter(layer: Tensor, slots: Tensor, cells: Tensor, keys: Tensor, values: Tensor) -> None:
+    layer[slots, :, cells] = torch.cat((keys, values), dim=1)
+
+
+def _copy(key_cells: Tensor, value_cells: Tensor, keys: Tensor, values: Tensor) -> None:
+    key_cells.copy_(keys)
+    value_cells.copy_(values)

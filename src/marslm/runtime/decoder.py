@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from marslm.models.loading import MarsModel
 from marslm.models.packed import make_linear
-from marslm.runtime.cache import SlotCache
+from marslm.runtime.cache import SlotCache, Write
 from marslm.runtime.layers import Layer, RowIndex, build_layer, make_norm, weight_of
 
 
@@ -47,14 +47,15 @@ class RowBatch:
     """The input of one forward.
 
     ids, slots, cells, positions: int64 [T]; positions are the rotary ones, which differ from the
-    cells in trees. masks: which rows are [MASK]s, None if none. outputs: rows whose logits are
-    wanted.
+    cells in trees. run: (slot, first cell) if all rows belong to one request. masks: which rows are
+    [MASK]s, None if none. outputs: rows whose logits are wanted.
     """
 
     ids: Tensor
     slots: Tensor
     cells: Tensor
     positions: Tensor
+    run: tuple[int, int] | None
     groups: list[AttentionGroup]
     masks: RowIndex | None
     outputs: RowIndex
@@ -110,10 +111,15 @@ class Decoder:
         x = self._embedding[batch.ids]
         if batch.masks is not None and self._mask_embedding is not None:
             x[batch.masks] = self._mask_embedding
-        cos, sin = self._cos[batch.positions], self._sin[batch.positions]
-        for index, layer in enumerate(self._layers):
-            x = x + self._attention(layer, index, x, cos, sin, batch, cache)
-            x = x + self._mlp(layer, x, batch.masks)
+        rotations = self._rotations(batch.positions)
+        if batch.run is not None:
+            writers = cache.run_writers(*batch.run, rows=len(x))
+        else:
+            writers = cache.writers(batch.slots, batch.cells)
+        readers = zip(*(cache.readers(g.slots, g.keys) for g in batch.groups), strict=True)
+        for layer, write, past in zip(self._layers, writers, readers, strict=True):
+            x += self._attention(layer, x, rotations, write, past, batch)
+            x += self._mlp(layer, x, batch.masks)
         logits = self._head(self._final_norm(x[batch.outputs]))
         logits[:, self._mask_token_id] = -torch.inf
         return logits
@@ -121,36 +127,35 @@ class Decoder:
     def _attention(
         self,
         layer: Layer,
-        index: int,
         x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
+        rotations: Tensor,
+        write: Write,
+        past: tuple[tuple[Tensor, Tensor], ...],
         batch: RowBatch,
-        cache: SlotCache,
     ) -> Tensor:
         projected = layer.query_key_value(layer.attention_norm(x), batch.masks)
         heads = projected.view(len(x), self.heads + 2 * self.kv_heads, self.head_dim)
-        rotated = heads[:, : self.heads + self.kv_heads]
+        rotated, values = torch.split(heads, [self.heads + self.kv_heads, self.kv_heads], dim=1)
         if layer.query_norm is not None and layer.key_norm is not None:
             rotated[:, : self.heads] = layer.query_norm(rotated[:, : self.heads])
             rotated[:, self.heads :] = layer.key_norm(rotated[:, self.heads :])
-        # x * cos + rotate_half(x) * sin, with the half's sign folded into the sine table.
-        swapped = rotated.roll(self.head_dim // 2, dims=-1)
-        rotated.mul_(cos).addcmul_(swapped, sin)
-        cache.write(index, heads[:, self.heads :], batch.slots, batch.cells)
-        query = heads[:, : self.heads]
-        mixed = [self._attend(query[g.rows], g, index, cache) for g in batch.groups]
+        turned = torch.bmm(rotated, rotations)
+        query, keys = torch.split(turned, [self.heads, self.kv_heads], dim=1)
+        write(keys, values)
+        mixed = [
+            self._attend(query[group.rows], group, *seen)
+            for group, seen in zip(batch.groups, past, strict=True)
+        ]
         return layer.output(mixed[0] if len(mixed) == 1 else torch.cat(mixed), batch.masks)
 
-    def _attend(self, query: Tensor, group: AttentionGroup, index: int, cache: SlotCache) -> Tensor:
+    def _attend(self, query: Tensor, group: AttentionGroup, keys: Tensor, values: Tensor) -> Tensor:
         """Attend for one group: query [rows, H, D] -> [rows, H * D]."""
-        slots, width = group.slots.stop - group.slots.start, group.width
+        slots, width = len(keys), group.width
         if group.scatter is not None:
             padded = query.new_zeros(slots * width, self.heads, self.head_dim)
             query = padded.index_copy_(0, group.scatter, query)
         # The G query heads of one K/V head become query rows of it, so nothing is repeated.
         folded = query.reshape(slots, width, self.kv_heads, -1, self.head_dim).transpose(1, 2)
-        keys, values = cache.read(index, group.slots, group.keys)
         mixed = F.scaled_dot_product_attention(
             folded.reshape(slots, self.kv_heads, -1, self.head_dim), keys, values, group.mask
         )
@@ -159,15 +164,22 @@ class Decoder:
         return flat if group.scatter is None else flat[group.scatter]
 
     def _mlp(self, layer: Layer, x: Tensor, masks: RowIndex | None) -> Tensor:
-        both = layer.gate_up(layer.mlp_norm(x), masks)
-        half = both.shape[-1] // 2
-        return layer.down(F.silu(both.narrow(1, 0, half)).mul_(both.narrow(1, half, half)), masks)
+        gate, up = layer.gate_up(layer.mlp_norm(x), masks).chunk(2, dim=-1)
+        return layer.down(F.silu(gate).mul_(up), masks)
+
+    def _rotations(self, positions: Tensor) -> Tensor:
+        """Return [T, D, D]: a head times its row's matrix is the head rotated.
+
+        One product instead of x * cos + rotate_half(x) * sin; the matrices serve all layers.
+        """
+        cos, sin = self._cos[positions], self._sin[positions]
+        return torch.diag_embed(cos) + torch.diag_embed(sin).roll(self.head_dim // 2, dims=1)
 
     def _rotary_table(self, rotary: nn.Module, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines [length, 1, D] from the network's own module."""
+        """Return cosines and signed sines [length, D] from the network's own module."""
         like = torch.empty(1, dtype=self.dtype, device=self.device)
         with torch.no_grad():
             cos, sin = rotary(like, torch.arange(length, device=self.device)[None])
         sign = torch.ones(self.head_dim, dtype=self.dtype, device=self.device)
         sign[: self.head_dim // 2] = -1
-        return cos[0].unsqueeze(1), (sin[0] * sign).unsqueeze(1)
+        return cos[0], sin[0] * sign

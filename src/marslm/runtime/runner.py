@@ -102,6 +102,7 @@ class Runner:
             slots=slots.to(device),
             cells=cells,
             positions=cells if in_text_order else torch.tensor(positions, device=device),
+            run=(works[0].slot, works[0].first_cell) if len(works) == 1 else None,
             groups=self._groups(works),
             masks=_as_index(masks, device) if masks else None,
             outputs=_as_index(_output_rows(works), device),
