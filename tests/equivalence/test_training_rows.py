@@ -20,7 +20,7 @@ from marslm.models.record import MarsRecord, marks_of
 from marslm.models.tiny import ARCHITECTURES
 from marslm.runtime.runner import Work
 from marslm.runtime.window import Window
-from marslm.train import objectives, run
+from marslm.train import distillation, run
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.config import TuneConfig
 from marslm.train.objectives import FrozenClean, TwoStream
@@ -49,15 +49,24 @@ class Trained:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, objective: Any, batch: Any) -> None:
         seen: list[Tensor] = []
-        real = objective._hidden
 
-        def spy(**inputs: Any) -> Tensor:
-            seen.append(real(**inputs))
-            return seen[-1]
+        def spy_on(owner: Any, name: str) -> None:
+            real = getattr(owner, name)
 
-        monkeypatch.setattr(objective, "_hidden", spy)
+            def spy(*inputs: Any, **named: Any) -> Any:
+                result = real(*inputs, **named)
+                seen.append(result[0] if isinstance(result, tuple) else result)
+                return result
+
+            monkeypatch.setattr(owner, name, spy)
+
+        if isinstance(objective, FrozenClean):
+            spy_on(objective._model, "run_clean")
+            spy_on(objective._model, "run_masks")
+        else:
+            spy_on(objective, "_hidden")
         objective(batch, LossCounts(*map(float, objective.count_targets(batch))))
-        hidden = torch.cat(seen, dim=1)  # FrozenClean runs the clean stream on its own, first
+        hidden = torch.cat(seen, dim=1)
         with torch.no_grad():
             logits = objective._base.get_submodule("lm_head")(hidden)
         length = batch["ids"].shape[1]
@@ -257,13 +266,13 @@ def test_the_teacher_of_a_mask_is_the_clean_row_at_its_position(
     model = build_model("llama", seed=3)
     _, objective = run._prepare(model, settings)
     taught: list[tuple[Tensor, ...]] = []
-    real = objectives.distill_loss
+    real = distillation.distill_loss
 
-    def spy(*parts: Any) -> Tensor:
+    def spy(*parts: Any) -> tuple[Tensor, Tensor]:
         taught.append(parts)
         return real(*parts)
 
-    monkeypatch.setattr(objectives, "distill_loss", spy)
+    monkeypatch.setattr(distillation, "distill_loss", spy)
     objective(batch, LossCounts(*map(float, objective.count_targets(batch))))
 
     teacher = torch.cat([logits for _, _, logits, _ in taught])

@@ -80,7 +80,7 @@ def sampled_blocks(batch: dict[str, Any], examples: Sequence[Example]) -> Iterat
 
 def plain_logits(model: MarsModel, ids: Tensor) -> Tensor:
     """Return the network's own causal logits [L, V], [MASK] never predicted."""
-    logits: Tensor = model.network(input_ids=ids[None]).logits[0].float().clone()
+    logits: Tensor = model.network(input_ids=ids[None]).logits[0].clone()
     logits[:, model.mask_token_id] = -torch.inf
     return logits
 
@@ -275,7 +275,7 @@ def slow_gated_logits(adapted: PeftModel, block: Block, mask_id: int) -> Tensor:
     linears = [m for n, m in adapted.named_modules() if n.endswith(LORA_TARGETS)]
     handles = [module.register_forward_hook(only_on_masks) for module in linears]
     ids = torch.cat([block.prefix, torch.full((block.masks,), mask_id)])
-    logits: Tensor = adapted(input_ids=ids[None]).logits[0, prefix:].float().clone()
+    logits: Tensor = adapted(input_ids=ids[None]).logits[0, prefix:].clone()
     for handle in handles:
         handle.remove()
     assert len(handles) == 2 * len(LORA_TARGETS)
@@ -287,7 +287,7 @@ def slow_mask_loss(model: MarsModel, adapted: PeftModel, block: Block, kl_weight
     """Return the summed loss of one block's masks against the text and the base model."""
     logits = slow_gated_logits(adapted, block, model.mask_token_id)
     targets = block.targets[1:]
-    with adapted.disable_adapter():
+    with adapted.disable_adapter(), torch.no_grad():
         everything = plain_logits(model, block.full).clamp(min=-1e4)
     # Mask d stands at position len(prefix) - 1 + d, and so does the clean row that teaches it.
     teacher = everything[len(block.prefix) : len(block.prefix) + block.masks].softmax(-1)
@@ -296,18 +296,28 @@ def slow_mask_loss(model: MarsModel, adapted: PeftModel, block: Block, kl_weight
     return ((1 - kl_weight) * hard + kl_weight * soft).sum()
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("kl_weight", [0.0, 1.0, 0.5])
-def test_frozen_clean_loss_is_the_direct_one(
-    make_model: MakeModel, examples: list[Example], kl_weight: float
+def test_frozen_clean_loss_and_gradients_are_the_direct_ones(
+    make_model: MakeModel, examples: list[Example], architecture: str, kl_weight: float
 ) -> None:
-    model = make_model()
+    """Against transformers' and PEFT's own modules, in float64, and plain autograd."""
+    model = make_model(architecture)
+    model.network.double()
     adapted = with_adapter(model)
     batch = make_batch(examples, anchors=3)
     objective = FrozenClean(adapted, model.mask_token_id, B, kl_weight)
+    trained = {n: p for n, p in adapted.named_parameters() if p.requires_grad}
     loss, hits = objective(batch, LossCounts(mask=7.0, ar=1.0))
+    gradients = torch.autograd.grad(loss, list(trained.values()))
     blocks = [block for block in sampled_blocks(batch, examples) if block.masks]
-    expected = sum(slow_mask_loss(model, adapted, block, kl_weight).item() for block in blocks) / 7
-    assert loss.item() == pytest.approx(expected, rel=1e-4)
+    slow = [slow_mask_loss(model, adapted, block, kl_weight) for block in blocks]
+    expected = torch.stack(slow).sum() / 7
+    torch.testing.assert_close(loss, expected)
+    theirs = torch.autograd.grad(expected, list(trained.values()))
+    for name, ours, plain in zip(trained, gradients, theirs, strict=True):
+        assert plain.abs().max() > 1e-6, name
+        torch.testing.assert_close(ours, plain, msg=name)
     assert hits.total[0].item() == 0
     assert hits.total.sum().item() == sum(block.masks for block in blocks)
 
@@ -321,24 +331,33 @@ def test_the_base_model_alone_would_give_another_loss(
     batch = make_batch(examples, anchors=3)
     objective = FrozenClean(adapted, model.mask_token_id, B, 0.0)
     with_update = objective(batch, counts_of(batch))[0].item()
-    with adapted.disable_adapter():
-        without = objective(batch, counts_of(batch))[0].item()
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            weight.mul_(0 if "lora_B" in name else 1)
+    without = objective(batch, counts_of(batch))[0].item()
     assert abs(with_update - without) > 1e-3
 
 
-def test_the_clean_stream_gets_no_gradient(make_model: MakeModel, examples: list[Example]) -> None:
-    """Not even where the base model's weights could take one."""
+def test_the_base_model_gets_no_gradient(make_model: MakeModel, examples: list[Example]) -> None:
+    """Not even where its weights could take one."""
     model = make_model()
     adapted = with_adapter(model)
     adapted.requires_grad_(True)
-    needs_gradient = []
-    keys = adapted.get_base_model().get_submodule("model.layers.0.self_attn.k_proj")
-    keys.register_forward_hook(
-        lambda module, inputs, output: needs_gradient.append(output.requires_grad)
-    )
     batch = make_batch(examples, anchors=3)
-    FrozenClean(adapted, model.mask_token_id, B, 0.5)(batch, counts_of(batch))
-    assert needs_gradient == [False, True]
+    FrozenClean(adapted, model.mask_token_id, B, 0.5)(batch, counts_of(batch))[0].backward()
+    for name, weight in adapted.named_parameters():
+        of_adapter = "lora_" in name or "trainable_tokens" in name
+        assert (weight.grad is not None) == of_adapter, name
+
+
+def test_a_batch_without_masks_has_no_loss(make_model: MakeModel, examples: list[Example]) -> None:
+    """One rank may draw only answers too short for a mask, while others have some."""
+    model = make_model()
+    single = Example(examples[0].ids[:-1], (*(False,) * (len(examples[0].ids) - 2), True), "made:1")
+    objective = FrozenClean(with_adapter(model), model.mask_token_id, B, 0.5)
+    loss, hits = objective(make_batch([single], anchors=3), LossCounts(mask=1.0, ar=1.0))
+    loss.backward()
+    assert loss.item() == hits.total.sum().item() == 0
 
 
 def test_only_the_adapter_gets_a_gradient(make_model: MakeModel, examples: list[Example]) -> None:

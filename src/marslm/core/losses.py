@@ -49,16 +49,25 @@ def mars_loss(
     return (noisy.sum() + first.sum()) / counts.mask + ar_weight * clean.sum() / counts.ar
 
 
-def distill_loss(student: Tensor, targets: Tensor, teacher: Tensor, kl_weight: float) -> Tensor:
-    """Return per-row cross-entropy mixed with KL(teacher || student), float [R].
+def distill_loss(
+    student: Tensor, targets: Tensor, teacher: Tensor, kl_weight: float
+) -> tuple[Tensor, Tensor]:
+    """Return (1 - k) cross-entropy + k KL(teacher || student) of each row, and its gradient.
 
-    student, teacher: logits [R, V] for the same text position, the student's read from a mask, the
-    teacher's from the clean row there. targets: int64 [R].
+    student, teacher: float logits [R, V] for the same text position, the student's read from a
+    mask, the teacher's from the clean row there. targets: int64 [R]. kl_weight: k. The losses are
+    [R]; the gradient with respect to the student's logits is
+    softmax(student) - (1 - k) onehot(target) - k softmax(teacher), [R, V]. No graph is built.
     """
-    log_student = F.log_softmax(student.float(), dim=-1)
-    hard = F.nll_loss(log_student, targets, reduction="none")
-    if kl_weight == 0:
-        return hard
-    log_teacher = F.log_softmax(teacher.float(), dim=-1)
-    soft = F.kl_div(log_student, log_teacher, reduction="none", log_target=True).sum(-1)
-    return torch.lerp(hard, soft, kl_weight)
+    with torch.no_grad():
+        log_student = F.log_softmax(student, dim=-1)
+        loss = F.nll_loss(log_student, targets, reduction="none")
+        gradient = log_student.exp()
+        gradient[torch.arange(len(targets), device=targets.device), targets] -= 1 - kl_weight
+        if kl_weight > 0:
+            log_teacher = F.log_softmax(teacher, dim=-1)
+            likely = log_teacher.exp()
+            divergence = torch.linalg.vecdot(likely, log_teacher.sub_(log_student))
+            loss = torch.lerp(loss, divergence, kl_weight)
+            gradient.sub_(likely, alpha=kl_weight)
+    return loss, gradient

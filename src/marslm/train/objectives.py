@@ -21,14 +21,13 @@ import torch.nn.functional as F
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
-from marslm.core.losses import IGNORE, LossCounts, distill_loss, mars_loss
+from marslm.core.losses import IGNORE, LossCounts, mars_loss
 from marslm.core.masks import dense_mask
 from marslm.core.streams import Rows, distance, join
-
-_NEVER = -1e4
-"""Logit of [MASK] in training: no probability, but finite, since KL multiplies it by zero."""
+from marslm.train.distillation import NEVER, distill_losses
+from marslm.train.gated import GatedModel
 
 _CHUNK = 6_000_000
 """Logits that exist at once: 25 MB, about what a CPU's cache holds."""
@@ -73,7 +72,7 @@ class Objective(nn.Module):
     def _logits(self, hidden: Tensor) -> Tensor:
         """Return logits [R, V] with [MASK] excluded."""
         logits: Tensor = self._base.get_submodule("lm_head")(hidden).float()
-        logits[:, self._mask_token_id] = _NEVER
+        logits[:, self._mask_token_id] = NEVER
         return logits
 
     def _losses(
@@ -151,6 +150,7 @@ class FrozenClean(Objective):
         """`network`: the base model with an adapter that can be switched off."""
         super().__init__(network, mask_token_id, block_size)
         self._kl_weight = kl_weight
+        self._model = GatedModel(network)
 
     def count_targets(self, batch: dict[str, Any]) -> tuple[int, int]:
         """Count masks alone: the clean rows are frozen, so nothing of theirs is in the loss."""
@@ -163,39 +163,19 @@ class FrozenClean(Objective):
         """
         clean, noisy = Rows(**batch["clean"]), Rows(**batch["noisy"])
         wanted = batch["noisy_targets"] != IGNORE
-        cache, teacher_hidden = self._run_clean(batch["ids"], clean, noisy)
-        hidden = self._hidden(
-            input_ids=torch.full_like(noisy.position, self._mask_token_id),
-            position_ids=noisy.position,
-            attention_mask=dense_mask(noisy, join([clean, noisy])),
-            cache=cache,
-        )
-        losses, right = self._losses(
-            self._loss, hidden[wanted], batch["noisy_targets"][wanted], teacher_hidden[wanted]
+        clean_hidden, past = self._model.run_clean(batch["ids"], clean)
+        hidden = self._model.run_masks(noisy, clean, past)
+        # Padding rows stand at position 0, which every text has.
+        same_place = noisy.position[..., None].expand_as(hidden)
+        losses, right = distill_losses(
+            hidden[wanted],
+            batch["noisy_targets"][wanted],
+            clean_hidden.gather(1, same_place)[wanted],
+            self._model.head,
+            self._mask_token_id,
+            self._kl_weight,
         )
         return losses.sum() / counts.mask, self._hits(right, distance(noisy)[wanted])
-
-    def _loss(self, logits: Tensor, targets: Tensor, teacher_hidden: Tensor) -> Tensor:
-        with torch.no_grad():
-            teacher = self._logits(teacher_hidden)
-        return distill_loss(logits, targets, teacher, self._kl_weight)
-
-    @torch.no_grad()
-    def _run_clean(self, ids: Tensor, clean: Rows, noisy: Rows) -> tuple[DynamicCache, Tensor]:
-        """Return the base model's keys and values, and its hidden states where the masks stand."""
-        assert isinstance(self.network, PeftModel)
-        cache = DynamicCache()
-        with self.network.disable_adapter():
-            hidden = self._hidden(
-                input_ids=ids,
-                position_ids=clean.position,
-                attention_mask=dense_mask(clean, clean),
-                cache=cache,
-                use_cache=True,
-            )
-        # Padding rows stand at position 0, which every text has.
-        same_place = noisy.position[..., None].expand(-1, -1, hidden.shape[-1])
-        return cache, hidden.gather(1, same_place)
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

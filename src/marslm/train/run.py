@@ -58,7 +58,8 @@ def train(
     )
     network, objective = _prepare(model, config)
     data = TwoStreamData(examples, config)
-    narrow = computes_in_bfloat16(model.network)
+    # A mask-only run computes in the dtype of its frozen weights, with no autocast.
+    narrow = computes_in_bfloat16(model.network) and config.mode != "mask-only"
     trainer = MarsTrainer(objective, data, config, _checkpoints(folder), listener, bfloat16=narrow)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if isinstance(network, PeftModel):
@@ -104,11 +105,11 @@ def _prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | Pe
         torch.manual_seed(config.seed)
         adapted = get_peft_model(network, _lora_config(model, config))
     assert isinstance(adapted, PeftModel)
+    if config.mode == "mask-only":
+        return adapted, FrozenClean(adapted, mask, block, config.kl_weight)
     if narrow:
         _leave_inputs_narrow(adapted)
-    if config.mode == "lora":
-        return adapted, TwoStream(adapted, mask, block, config.ar_weight)
-    return adapted, FrozenClean(adapted, mask, block, config.kl_weight)
+    return adapted, TwoStream(adapted, mask, block, config.ar_weight)
 
 
 def _leave_inputs_narrow(network: PeftModel) -> None:
