@@ -58,14 +58,11 @@ class _DistillLosses(Function):
         kl_weight: float,
     ) -> tuple[Tensor, Tensor]:
         losses, right, gradient = [], [], torch.empty_like(hidden)
-        parts = (
-            torch.split(t, _rows(_PRODUCT, head)) for t in (hidden, targets, teacher, gradient)
-        )
+        rows = _rows(_PRODUCT, len(head))
+        parts = (torch.split(t, rows) for t in (hidden, targets, teacher, gradient))
         for student, tokens, taught_by, into in zip(*parts, strict=True):
-            logits = F.linear(student, head)
-            loss, hit = _in_place(
-                logits, tokens, F.linear(taught_by, head), mask_token_id, kl_weight
-            )
+            logits, teaching = F.linear(student, head), F.linear(taught_by, head)
+            loss, hit = _in_place(logits, tokens, teaching, mask_token_id, kl_weight)
             torch.mm(logits, head, out=into)
             losses.append(loss)
             right.append(hit)
@@ -86,7 +83,8 @@ def _in_place(
 ) -> tuple[Tensor, Tensor]:
     """Return losses and hits; `logits` [R, V] are replaced by their gradient."""
     losses, right = [], []
-    parts = (torch.split(t, _rows(_CHUNK, logits.T)) for t in (logits, targets, teacher))
+    rows = _rows(_CHUNK, logits.shape[1])
+    parts = (torch.split(t, rows) for t in (logits, targets, teacher))
     for chunk, tokens, taught_by in zip(*parts, strict=True):
         student, teaching = (_wide(part, mask_token_id) for part in (chunk, taught_by))
         loss, gradient = distill_loss(student, tokens, teaching, kl_weight)
@@ -102,6 +100,6 @@ def _wide(logits: Tensor, mask_token_id: int) -> Tensor:
     return wide
 
 
-def _rows(logits: int, head: Tensor) -> int:
-    """Return how many rows have so many logits of `head` [V, H]."""
-    return max(1, logits // len(head))
+def _rows(logits: int, vocabulary: int) -> int:
+    """Return how many rows have so many logits: at least one."""
+    return max(1, logits // vocabulary)

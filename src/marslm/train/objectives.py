@@ -4,8 +4,8 @@
 is for mask-only adapters: the clean stream is the frozen base model, so it is run once without
 gradients, its keys and values are kept, and only the masks are trained (arXiv 2507.11851).
 
-Logits are computed only for rows that predict something, a few rows at a time, and again in the
-backward pass, so memory never holds rows x vocabulary. Knows nothing about optimisers or files.
+Logits are computed only for rows that predict something, a few rows at a time, so memory never
+holds rows x vocabulary. Knows nothing about optimisers or files.
 
 Legend: B batch, L clean rows, N noisy rows, R rows with a target, H hidden size, V vocabulary.
 """
@@ -80,7 +80,8 @@ class Objective(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return per-row losses and whether each argmax was right, both [R].
 
-        loss: (logits, targets, *more) -> [rows], called on a few rows at a time.
+        loss: (logits, targets, *more) -> [rows], called on a few rows at a time, and again in the
+        backward pass.
         """
 
         def one_chunk(hidden: Tensor, targets: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
