@@ -200,6 +200,7 @@ def test_a_prompt_beyond_the_context(
         (["--steps", 2, "--max-length", 12], "raise"),
         (["--steps", 2, "--answers", "gold", "--max-length", 12], "raise"),
         (["--steps", 2, "--max-new-tokens", 0], "max_new_tokens is 0"),
+        (["--steps", 2, "--from-adapter", "nowhere"], "no adapter at nowhere"),
         (["--steps", 2, "--resume"], "has no complete checkpoint: start without --resume"),
     ],
 )

@@ -13,11 +13,14 @@ import torch
 
 from marslm.data.encode import Example
 from marslm.errors import InputError
+from marslm.models.adapter import read_adapter
 from marslm.models.loading import MarsModel
 from marslm.models.tiny import build_model, build_tokenizer
+from marslm.train import run as run_module
 from marslm.train.config import TuneConfig
 from marslm.train.events import Event, Progress, Saved
 from marslm.train.run import train
+from marslm.train.saving import save_adapter
 from marslm.train.trainer import last_checkpoint
 
 MakeModel = Callable[..., MarsModel]
@@ -247,6 +250,57 @@ def test_a_finished_run_can_be_lengthened(
     train(make_model(), examples, longer, tmp_path, resume=True, listener=record)
     assert [event.step for event in record.steps] == [4, 5, 6]
     assert [event.fraction for event in record.steps] == pytest.approx([4 / 6, 5 / 6, 1])
+
+
+def continued(folder: Path, make_model: MakeModel) -> MarsModel:
+    return replace(make_model(), adapter=read_adapter(folder))
+
+
+def test_a_run_goes_on_from_an_adapter(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    """What is set up from an adapter's files is saved as the same files again."""
+    config = config_for("mask-only", learning_rate=1e-2)
+    train(make_model(), examples, config, tmp_path / "first")
+    model = continued(tmp_path / "first", make_model)
+    network, _ = run_module._prepare(model, config)
+    save_adapter(network, model.adapter.record, tmp_path / "again")
+    first, again = (
+        (tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("first", "again")
+    )
+    assert first == again
+
+
+def test_a_continued_run_starts_at_the_adapters_loss(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    config = config_for("mask-only", steps=25, batch_size=5, learning_rate=1e-2, kl_weight=0.0)
+    record = Record()
+    train(make_model(), examples, config, tmp_path / "first", listener=record)
+    more = Record()
+    short = replace(config, steps=2, block_size=4)
+    model = continued(tmp_path / "first", make_model)
+    result = train(model, examples, short, tmp_path / "second", listener=more)
+    assert more.losses[0] < 0.5 * (record.losses[0] + record.losses[-1])
+    assert result.block_size == 4
+    assert result.training["continues"]["steps"] == 25
+
+
+def test_an_adapter_that_does_not_fit_is_not_continued(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    train(make_model(), examples, config_for("mask-only", steps=1), tmp_path / "first")
+    model = continued(tmp_path / "first", make_model)
+    for config, said in (
+        (config_for("mask-only", rank=5), "has rank 4, not 5: give its rank"),
+        (config_for("lora"), "cannot be continued in mode lora: use mode mask-only"),
+    ):
+        with pytest.raises(InputError, match=said):
+            train(model, examples, config, tmp_path / "second")
+    model.adapter.updates.pop("model.layers.0.mlp.up_proj")
+    with pytest.raises(InputError, match=r"does not update .* of every layer: start without it"):
+        train(model, examples, config_for("mask-only"), tmp_path / "second")
+    assert not (tmp_path / "second").exists()
 
 
 def test_nothing_to_resume(make_model: MakeModel, examples: list[Example], tmp_path: Path) -> None:

@@ -189,6 +189,38 @@ def test_answers_are_kept_when_the_run_is_interrupted(make_job: Callable[..., Tu
     assert len(results) == 4
 
 
+def test_a_job_goes_on_from_an_adapter(make_job: Callable[..., TuneJob], tmp_path: Path) -> None:
+    first = make_job(held_out=0, output=tmp_path / "first")
+    tune(first)
+    second = make_job(output=tmp_path / "second", from_adapter=first.output)
+    tune(second)
+    record = json.loads((second.output / "mars.json").read_text())
+    assert record["training"]["continues"]["steps"] == 2
+    resumed = make_job(
+        output=second.output, from_adapter=first.output, resume=True, settings={"steps": 3}
+    )
+    _, heard = events_of(resumed)
+    assert [event.step for event in heard if isinstance(event, Progress)] == [3]
+
+
+def test_an_adapter_that_does_not_fit_is_refused(
+    make_job: Callable[..., TuneJob], tmp_path: Path
+) -> None:
+    masks, lora = tmp_path / "masks", tmp_path / "lora"
+    tune(make_job(held_out=0, output=masks))
+    tune(make_job("lora", held_out=0, output=lora))
+    for job, said in (
+        (make_job(from_adapter=masks, settings={"rank": 3}), "has rank 2, not 3: give its rank"),
+        (make_job("lora", from_adapter=masks), "use mode mask-only"),
+        (make_job(from_adapter=lora), "is not a mask-only adapter, so it cannot be continued"),
+        (make_job(from_adapter=masks, mask_token_id=261), "mask token id 259: leave the other"),
+        (make_job(from_adapter=tmp_path / "nowhere"), "no adapter at"),
+    ):
+        with pytest.raises(InputError, match=said):
+            tune(job)
+        assert not job.output.exists()
+
+
 def test_bad_input_is_told_before_anything_is_written(make_job: Callable[..., TuneJob]) -> None:
     for job, said in (
         (make_job(held_out=9), "has 9 rows and 9 are to be held out: give more rows"),

@@ -38,6 +38,10 @@ def tune(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the last checkpoint.")
     ] = False,
+    from_adapter: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Start from this adapter's weights; mask-only."),
+    ] = None,
     rows: Annotated[int | None, typer.Option(help="Rows of the data to train on.")] = None,
     held_out: Annotated[int, typer.Option(help="Rows after those, to measure on at the end.")] = 16,
     answers: Annotated[
@@ -102,6 +106,7 @@ def tune(
         answers=answers,  # type: ignore[arg-type]
         mask_token_id=mask_token_id,
         max_new_tokens=max_new_tokens,
+        from_adapter=from_adapter,
         resume=resume,
     )
     with TuneView() as view:

@@ -90,7 +90,7 @@ def _in_place(
         loss, gradient = distill_loss(student, tokens, teaching, kl_weight)
         chunk.copy_(gradient)
         losses.append(loss)
-        right.append(student.argmax(-1) == tokens)
+        right.append(student.max(-1).indices == tokens)
     return torch.cat(losses), torch.cat(right)
 
 

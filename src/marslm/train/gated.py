@@ -57,6 +57,8 @@ class GatedModel:
         body = base.get_submodule("model")
         self._kv_heads: int = network.config.num_key_value_heads
         self._groups: int = network.config.num_attention_heads // self._kv_heads
+        attention = body.get_submodule("layers.0.self_attn")
+        self._scale: float = attention.scaling  # type: ignore[assignment]
         self._embedding = body.get_submodule("embed_tokens.token_adapter")
         self._rotary = body.get_submodule("rotary_emb")
         self._layers = [_Layer(layer) for layer in body.get_submodule("layers").children()]
@@ -79,7 +81,7 @@ class GatedModel:
 
         def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             past.append((keys, values))
-            return _attend(query, keys, values, mask)
+            return _attend(query, keys, values, mask, self._scale)
 
         return self._run(x, rows, attend, gated=False), past
 
@@ -93,7 +95,7 @@ class GatedModel:
         def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             old_keys, old_values = next(layers)
             keys, values = torch.cat([old_keys, keys], 2), torch.cat([old_values, values], 2)
-            return _attend(query, keys, values, mask)
+            return _attend(query, keys, values, mask, self._scale)
 
         return self._run(x, rows, attend, gated=True)
 
@@ -124,7 +126,6 @@ class _Layer:
         attention, mlp = layer.get_submodule("self_attn"), layer.get_submodule("mlp")
         self._head_dim: int = attention.head_dim  # type: ignore[assignment]
         self._groups: int = attention.num_key_value_groups  # type: ignore[assignment]
-        self._scale: float = attention.scaling  # type: ignore[assignment]
         self._attention_norm = _Norm(layer.get_submodule("input_layernorm"))
         self._query_key_value = _Linears(attention, "q_proj", "k_proj", "v_proj")
         has_head_norms = hasattr(attention, "q_norm")
@@ -148,7 +149,7 @@ class _Layer:
         if self._query_norm is not None and self._key_norm is not None:
             query, key = self._query_norm(query), self._key_norm(key)
         # The G query heads of a key/value head become more rows of it, so nothing is repeated.
-        query = (rotary(query) * self._scale).view(*key.shape[:3], self._groups, self._head_dim)
+        query = rotary(query).view(*key.shape[:3], self._groups, self._head_dim)
         mixed = attend(
             query.permute(0, 2, 3, 1, 4), rotary(key).transpose(1, 2), value.transpose(1, 2)
         )
@@ -195,10 +196,10 @@ def _update(module: nn.Module) -> tuple[Tensor, Tensor]:
     return down, up * module.scaling["default"]  # type: ignore[index]
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Return softmax(query keys^T + mask) values [B, K, G, N, D], the queries already scaled."""
+def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Return softmax(scale query keys^T + mask) values [B, K, G, N, D]."""
     missing = (0, 0, 0, mask.shape[-1] - keys.shape[2])
     keys, values = F.pad(keys, missing).flatten(0, 1), F.pad(values, missing).flatten(0, 1)
     folded = query.reshape(*mask.shape[:2], query.shape[-1])
-    scores = torch.baddbmm(mask, folded, keys.mT)
+    scores = torch.baddbmm(mask, folded, keys.mT, alpha=scale)
     return torch.bmm(scores.softmax(-1), values).view(query.shape)

@@ -26,24 +26,25 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 class _RMSNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        wide = _wide(x)
-        inverse = wide.square().mean(-1, keepdim=True).add_(epsilon).rsqrt_()
+        unit, width = _wide(x), x.shape[-1]
+        length = torch.linalg.vector_norm(unit, dim=-1, keepdim=True)
+        inverse = length.square_().div_(width).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, inverse)
-        return (wide * inverse).to(x.dtype).mul_(weight)
+        return unit.mul_(inverse).to(x.dtype).mul_(weight)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, inverse = ctx.saved_tensors
-        unit = _wide(x) * inverse
-        towards = _wide(gradients[0] * weight)
-        share = torch.linalg.vecdot(towards, unit).div_(x.shape[-1]).unsqueeze(-1)
-        return towards.addcmul_(unit, share, value=-1).mul_(inverse).to(x.dtype), None, None
+        unit = _wide(x).mul_(inverse)
+        towards = _wide(gradients[0]).mul_(weight)
+        share = (towards * unit).sum(-1, keepdim=True).div_(x.shape[-1])
+        return towards.sub_(unit.mul_(share)).mul_(inverse).to(x.dtype), None, None
 
 
 def _wide(x: Tensor) -> Tensor:
-    """Return `x` in a dtype that rows may be added up in; a copy only if it is narrower."""
-    return x if x.dtype == torch.float64 else x.float()
+    """Return a copy of `x` in a dtype that rows may be added up in."""
+    return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
 
 
 def low_rank_linears(

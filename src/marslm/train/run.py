@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from marslm.data.encode import Example
 from marslm.errors import InputError
 from marslm.files import is_writable_place
+from marslm.models.adapter import Adapter
 from marslm.models.loading import MarsModel
 from marslm.models.record import MarsRecord, marks_of
 from marslm.train.batches import TwoStreamData
@@ -37,24 +38,29 @@ def train(
 ) -> MarsRecord:
     """Train `model` on `examples` and write the result to `folder`; return its record.
 
-    The model's network is changed in place: load it anew to decode. `resume` continues from the
-    last complete checkpoint in `folder`.
+    The model's network is changed in place: load it anew to decode. A model that was loaded with a
+    mask-only adapter goes on from its weights. `resume` continues from the last complete checkpoint
+    in `folder`.
 
-    Raises InputError without examples, without a checkpoint to resume from, or with a folder that
-    already holds a run while not resuming.
+    Raises InputError without examples, without a checkpoint to resume from, with a folder that
+    already holds a run while not resuming, or with an adapter that does not fit `config`.
     """
+    check_adapter_fits(model, config)
     if config.mode == "mask-only":
         # An answer of one token has no place for a mask.
         examples = [example for example in examples if sum(example.supervised) > 1]
     if not examples:
         raise InputError("there is nothing to train on: give examples with longer answers")
     checkpoint = checkpoint_to_resume(folder, resume=resume)
+    training = {"base_model": model.name, "examples": len(examples), **asdict(config)}
+    if model.adapter is not None:
+        training["continues"] = model.adapter.record.training
     record = MarsRecord(
         mode=config.mode,
         mask_token_id=model.mask_token_id,
         block_size=config.block_size,
         base=marks_of(model.network, model.tokenizer),
-        training={"base_model": model.name, "examples": len(examples), **asdict(config)},
+        training=training,
     )
     network, objective = _prepare(model, config)
     data = TwoStreamData(examples, config)
@@ -67,6 +73,29 @@ def train(
     else:
         save_model(network, model.tokenizer, record, folder)
     return record
+
+
+def check_adapter_fits(model: MarsModel, config: TuneConfig) -> None:
+    """Raise InputError if `model` was loaded with an adapter that `config` cannot go on from."""
+    if model.adapter is None:
+        return
+    if config.mode != "mask-only":
+        raise InputError(
+            f"a mask-only adapter cannot be continued in mode {config.mode}: use mode mask-only, "
+            "or load the model without it"
+        )
+    for update in model.adapter.updates.values():
+        if len(update.down) != config.rank:
+            raise InputError(
+                f"the adapter to continue has rank {len(update.down)}, not {config.rank}: give its "
+                "rank"
+            )
+    layers = model.network.config.num_hidden_layers
+    if len(model.adapter.updates) != layers * len(LORA_TARGETS):
+        raise InputError(
+            f"the adapter to continue does not update {', '.join(LORA_TARGETS)} of every layer: "
+            "start without it"
+        )
 
 
 def checkpoint_to_resume(folder: Path, *, resume: bool) -> Path | None:
@@ -105,11 +134,24 @@ def _prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | Pe
         torch.manual_seed(config.seed)
         adapted = get_peft_model(network, _lora_config(model, config))
     assert isinstance(adapted, PeftModel)
+    if model.adapter is not None:
+        _copy(model.adapter, adapted)
     if config.mode == "mask-only":
         return adapted, FrozenClean(adapted, mask, block, config.kl_weight)
     if narrow:
         _leave_inputs_narrow(adapted)
     return adapted, TwoStream(adapted, mask, block, config.ar_weight)
+
+
+def _copy(adapter: Adapter, network: PeftModel) -> None:
+    """Set the weights that PEFT trains to those of `adapter`; the scale of both is 1."""
+    base = network.get_base_model()
+    with torch.no_grad():
+        for name, update in adapter.updates.items():
+            base.get_parameter(f"{name}.lora_A.default.weight").copy_(update.down)
+            base.get_parameter(f"{name}.lora_B.default.weight").copy_(update.up)
+        mask = "model.embed_tokens.token_adapter.trainable_tokens_delta.default"
+        base.get_parameter(mask).copy_(adapter.mask_embedding)
 
 
 def _leave_inputs_narrow(network: PeftModel) -> None:

@@ -20,7 +20,7 @@ from marslm.models.loading import MarsModel, load
 from marslm.train.config import TuneConfig
 from marslm.train.events import Event as TrainEvent
 from marslm.train.events import Progress
-from marslm.train.run import checkpoint_to_resume, train
+from marslm.train.run import check_adapter_fits, checkpoint_to_resume, train
 from marslm.train.trainer import step_of
 from marslm.tuning.held_out import HeldOutResult, measure_held_out
 
@@ -57,7 +57,8 @@ class TuneJob:
 
     data: a file or Hub data set. rows: how many of its rows to train on. held_out: how many more,
     kept out of training, to measure on afterwards. answers: whose answers to learn; by default the
-    model's own for mask-only, which has to reproduce them, and the data's otherwise.
+    model's own for mask-only, which has to reproduce them, and the data's otherwise. from_adapter:
+    a mask-only adapter whose weights the run starts from.
     """
 
     model: str
@@ -69,6 +70,7 @@ class TuneJob:
     answers: AnswerSource | None = None
     mask_token_id: int | None = None
     max_new_tokens: int = 256
+    from_adapter: Path | None = None
     resume: bool = False
 
     def __post_init__(self) -> None:
@@ -86,7 +88,7 @@ def tune(job: TuneJob, listener: Listener = lambda event: None) -> list[HeldOutR
     """
     checkpoint = checkpoint_to_resume(job.output, resume=job.resume)
     training, held_out = _read(job)
-    model = load(job.model, mask_token_id=job.mask_token_id)
+    model = _load(job)
     max_length = min(job.config.max_length, model.context_length)
     job = replace(job, config=replace(job.config, max_length=max_length))
     prompts = _held_out_prompts(job, model, held_out)
@@ -100,6 +102,23 @@ def tune(job: TuneJob, listener: Listener = lambda event: None) -> list[HeldOutR
     log.write({"event": "held_out", "results": [asdict(result) for result in results]})
     listener(Measured(results))
     return results
+
+
+def _load(job: TuneJob) -> MarsModel:
+    model = load(job.model, adapter=job.from_adapter, mask_token_id=job.mask_token_id)
+    if job.from_adapter is not None:
+        if model.adapter is None:
+            raise InputError(
+                f"{job.from_adapter} is not a mask-only adapter, so it cannot be continued: start "
+                "without it"
+            )
+        if job.mask_token_id not in (None, model.mask_token_id):
+            raise InputError(
+                f"{job.from_adapter} was trained with mask token id {model.mask_token_id}: leave "
+                "the other one out"
+            )
+        check_adapter_fits(model, job.config)
+    return model
 
 
 def _read(job: TuneJob) -> tuple[list[Dialogue], list[Dialogue]]:
