@@ -9,7 +9,8 @@ import torch
 
 from helpers import build_model, random_prompts, solo, with_random_adapter
 from marslm.bench.decode import TRANSFORMERS, DecodeBench, EncodedPrompt
-from marslm.bench.transformers_baseline import generate_with_transformers
+from marslm.bench.transformers_baseline import generate_with_transformers, with_stock_layout
+from marslm.engine.engine import Engine
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
@@ -144,6 +145,15 @@ def test_transformers_own_generate_is_the_same_text(model: MarsModel) -> None:
         assert theirs.finish_reason == ours.finish_reason
         assert len(steps) == len(ours.ids) - 1
         assert theirs.runs == [1] * len(ours.ids)
+
+
+def test_the_baseline_keeps_its_own_memory_layout(model: MarsModel) -> None:
+    Engine(model, slots=1, max_length=32)  # whose decoder transposes the weights it shares
+    stock = with_stock_layout(model).network
+    theirs, ours = dict(stock.named_parameters()), dict(model.network.named_parameters())
+    assert not all(parameter.is_contiguous() for parameter in ours.values())
+    assert all(parameter.is_contiguous() for parameter in theirs.values())
+    assert all(torch.equal(parameter, ours[name]) for name, parameter in theirs.items())
 
 
 def test_the_baseline_never_writes_the_mask(model: MarsModel) -> None:

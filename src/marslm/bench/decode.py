@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from marslm.bench.identity import Comparison, Referee
-from marslm.bench.transformers_baseline import generate_with_transformers
+from marslm.bench.transformers_baseline import generate_with_transformers, with_stock_layout
 from marslm.engine.api import Answer, answer_of, room_for
 from marslm.engine.engine import Engine, trained_block
 from marslm.models.loading import MarsModel
@@ -70,6 +70,7 @@ class DecodeBench:
     ) -> None:
         """`batch`: prompts decoded together. `longest_prompt`: in tokens."""
         self._model = model
+        self._stock = with_stock_layout(model) if TRANSFORMERS in strategies else model
         self._params = params
         self._block = params.block or trained_block(model)
         self._batch = batch
@@ -114,7 +115,7 @@ class DecodeBench:
         """Return answers, and (seconds, tokens) of each forward that read no prompt."""
         params = replace(self._params, strategy=name)
         if name == TRANSFORMERS:
-            return generate_with_transformers(self._model, prompts, params)
+            return generate_with_transformers(self._stock, prompts, params)
         requests = [self._engine.add(prompt, params) for prompt in prompts]
         steps = []
         while self._engine.busy:

@@ -5,7 +5,9 @@ Knows nothing about this project's engine.
 
 from __future__ import annotations
 
+import copy
 import time
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +29,18 @@ class _Clock(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         self.times.append(time.perf_counter())
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def with_stock_layout(model: MarsModel) -> MarsModel:
+    """Return the model with a copy of its network whose weights lie as transformers lays them out.
+
+    A decoder fuses and transposes the weights of the network that it is given, so measuring that
+    network would not measure what users of transformers have.
+    """
+    network = copy.deepcopy(model.network)
+    for parameter in network.parameters():
+        parameter.data = parameter.data.contiguous()
+    return replace(model, network=network)
 
 
 def generate_with_transformers(
