@@ -86,7 +86,7 @@ def forbid_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("an answer was decoded again")
 
-    monkeypatch.setattr("marslm.distill.answers.Engine", refuse)
+    monkeypatch.setattr("marslm.distill.writers.Engine", refuse)
 
 
 def test_cached_answers_are_not_decoded_again(

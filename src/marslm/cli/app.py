@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from marslm._version import __version__
-from marslm.cli import bench, chat, demo, generate, info, tune
+from marslm.cli import bench, chat, demo, distill, generate, info, tune
 from marslm.errors import InputError
 
 _EXTRAS = {"peft": "train", "accelerate": "train", "datasets": "train", "gguf": "gguf"}
@@ -30,6 +30,7 @@ app = typer.Typer(
 )
 app.command(epilog=demo.EXAMPLES)(demo.demo)
 app.command(epilog=tune.EXAMPLES)(tune.tune)
+app.command(epilog=distill.EXAMPLES)(distill.distill)
 app.command(epilog=generate.EXAMPLES)(generate.generate)
 app.command(epilog=chat.EXAMPLES)(chat.chat)
 app.command(epilog=info.EXAMPLES)(info.info)

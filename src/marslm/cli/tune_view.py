@@ -5,13 +5,10 @@ Knows nothing about what the events mean to the run.
 
 from __future__ import annotations
 
-import time
-from types import TracebackType
-
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from marslm.cli.progress import FactsBar, answering_facts, time_left
 from marslm.cli.render import console, print_rows
 from marslm.data.encode import mark_supervised
 from marslm.distill.answers import AnswerProgress
@@ -30,37 +27,8 @@ _RESULT_COLUMNS = (
 )
 
 
-_SECONDS_BETWEEN_LINES = 30.0
-
-
-class TuneView:
-    """Renders events; a context manager, so that the bar is closed whatever happens."""
-
-    def __init__(self) -> None:
-        """Prepare the bar; it appears with the first progress."""
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=6),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[facts]}"),
-            console=console,
-        )
-        self._last_line = float("-inf")
-        self._task = self._bar.add_task("", total=1.0, facts="", visible=False)
-
-    def __enter__(self) -> TuneView:
-        """Start the bar."""
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close the bar."""
-        self._bar.stop()
+class TuneView(FactsBar):
+    """Renders events."""
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
@@ -73,26 +41,14 @@ class TuneView:
         elif isinstance(event, Saved):
             console.print(f"[dim]step {event.step}: checkpoint {event.folder}[/dim]")
         elif isinstance(event, Measured):
-            self._bar.update(self._task, visible=False)
+            self.hide()
             print_rows([r.row() for r in event.results], _RESULT_COLUMNS, "held-out prompts")
 
-    def _update(self, label: str, fraction: float, facts: str) -> None:
-        if not console.is_terminal:
-            self._print_now_and_then(f"{label} {fraction:.0%}  {facts}")
-        self._bar.update(
-            self._task, description=label, completed=fraction, facts=facts, visible=True
-        )
-
-    def _print_now_and_then(self, line: str) -> None:
-        """Print progress as lines where a bar would not show: in a log file or a pipe."""
-        if time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
-            console.print(line, soft_wrap=True)
-
     def _show_answering(self, event: AnswerProgress) -> None:
-        rate = event.tokens / max(1e-9, event.seconds)
-        facts = f"{event.done}/{event.total}, {rate:.0f} tokens/s, {_left(event.seconds_left)}"
-        self._update("answering", event.done / event.total, facts)
+        facts = answering_facts(
+            event.done, event.total, event.tokens, event.seconds, event.seconds_left
+        )
+        self.show("answering", event.done / event.total, facts)
 
     def _show_data(self, event: DataReady) -> None:
         console.print(
@@ -113,13 +69,6 @@ class TuneView:
         right = "/".join(f"{100 * accuracy:.0f}" for accuracy in measured[:4])
         facts = (
             f"step {event.step} loss {event.loss:.2f} right {right}% "
-            f"{event.tokens_per_second:.0f} tok/s {_left(event.seconds_left)}"
+            f"{event.tokens_per_second:.0f} tok/s {time_left(event.seconds_left)}"
         )
-        self._update("training", event.fraction, facts)
-
-
-def _left(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d} left"
+        self.show("training", event.fraction, facts)

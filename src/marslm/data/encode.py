@@ -52,6 +52,18 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message
     return _ids(tokenizer, _render(tokenizer, messages, answering=True))
 
 
+def user_header(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the ids after which a user's text begins, in a dialogue that begins with it.
+
+    Raises InputError without a chat template, or when it leaves the user's text out.
+    """
+    probed = _render(tokenizer, [Message("user", PROBE)], answering=False)
+    before, found, _ = probed.partition(PROBE)
+    if not found:
+        raise InputError("the chat template leaves the user's text out; mend the template")
+    return _ids(tokenizer, before)
+
+
 def encode_dialogue(tokenizer: PreTrainedTokenizerBase, dialogue: Dialogue) -> Example:
     """Return `dialogue` as ids; the assistant's turns and their end tokens are supervised.
 

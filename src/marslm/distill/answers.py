@@ -8,20 +8,18 @@ about training.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from marslm import files
 from marslm.data.dialogues import Dialogue
 from marslm.data.encode import Example, encode_prompt, example_from_answer
-from marslm.engine.engine import Engine
+from marslm.distill.rows_file import append_row, read_rows
+from marslm.distill.writers import EngineWriter, Request, Sampling
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
 from marslm.models.record import BaseMarks, marks_of
-from marslm.runtime.params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,34 @@ class AnswerProgress:
         return self.seconds / self.done * (self.total - self.done) if self.done else None
 
 
+AnswerListener = Callable[[AnswerProgress], None]
+
+
+@dataclass
+class AnswerMeter:
+    """Counts answers and tokens as they come and tells a listener."""
+
+    total: int
+    listener: AnswerListener
+    done: int = 0
+    tokens: int = 0
+    start: float = field(default_factory=time.monotonic)
+
+    def heard(self, tokens: int) -> None:
+        """Count tokens just written."""
+        self.tokens += tokens
+        self._tell()
+
+    def finished(self) -> None:
+        """Count an answer."""
+        self.done += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        seconds = time.monotonic() - self.start
+        self.listener(AnswerProgress(self.done, self.total, self.tokens, seconds))
+
+
 def answer_all(
     model: MarsModel,
     dialogues: Sequence[Dialogue],
@@ -47,7 +73,7 @@ def answer_all(
     max_length: int,
     max_new_tokens: int = 256,
     slots: int = 16,
-    listener: Callable[[AnswerProgress], None] = lambda progress: None,
+    listener: AnswerListener = lambda progress: None,
 ) -> list[Example]:
     """Answer each dialogue's prompt greedily; return the examples in the dialogues' order.
 
@@ -65,63 +91,22 @@ def answer_all(
             f"no prompt leaves room for {max_new_tokens} new tokens within {max_length}: raise "
             "the length limit"
         )
-    answers = _read_cache(cache_file)
+    answers = {row["key"]: row["answer"] for row in read_rows(cache_file, "key", "answer")}
     marks = marks_of(model.network, model.tokenizer)
     # An answer is reused only for the same prompt, model and length limit.
     keys = {source: _key(ids, marks, max_new_tokens) for source, ids in short.items()}
     missing = {keys[source]: ids for source, ids in short.items() if keys[source] not in answers}
-    if missing:
-        engine = Engine(model, slots=min(slots, len(missing)), max_length=max_length)
-        params = SamplingParams(max_new_tokens=max_new_tokens, strategy="ar")
-        for key, answer in _answer(engine, missing, params, listener):
-            answers[key] = answer
-            _append(cache_file, key, answer)
+    meter = AnswerMeter(len(missing), listener)
+    requests = [Request(key, ids) for key, ids in missing.items()]
+    writer = EngineWriter(model, slots=slots, max_length=max_length)
+    for request, written in writer.write(requests, Sampling(max_new_tokens), meter.heard):
+        answers[request.key] = written.ids
+        append_row(cache_file, {"key": request.key, "answer": written.ids})
+        meter.finished()
     return [
         example_from_answer(ids, answers[keys[source]], source) for source, ids in short.items()
     ]
 
 
-def _answer(
-    engine: Engine,
-    prompts: Mapping[str, list[int]],
-    params: SamplingParams,
-    listener: Callable[[AnswerProgress], None],
-) -> Iterator[tuple[str, list[int]]]:
-    """Yield (key, answer) as they finish."""
-    requests = {engine.add(prompt, params).number: key for key, prompt in prompts.items()}
-    done = tokens = 0
-    start = time.monotonic()
-    while engine.busy:
-        for event in engine.step():
-            tokens += len(event.tokens)
-            if event.sequence.finished:
-                done += 1
-                yield requests[event.sequence.number], event.sequence.transcript.ids
-        listener(AnswerProgress(done, len(requests), tokens, time.monotonic() - start))
-
-
 def _key(prompt: Sequence[int], marks: BaseMarks, max_new_tokens: int) -> str:
     return hashlib.sha256(repr((list(prompt), marks, max_new_tokens)).encode()).hexdigest()[:16]
-
-
-def _append(path: Path, key: str, answer: Sequence[int]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"key": key, "answer": list(answer)}) + "\n")
-
-
-def _read_cache(path: Path) -> dict[str, list[int]]:
-    """Return answers by prompt key; a last line cut off by a kill is dropped from the file."""
-    if not path.exists():
-        return {}
-    answers = {}
-    lines = path.read_text(encoding="utf-8").split("\n")
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            row = json.loads(line)
-            answers[row["key"]] = row["answer"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise InputError(f"{path}:{number} is damaged: delete that line") from error
-    if lines[-1]:
-        files.write_text(path, "\n".join([*lines[:-1], ""]))
-    return answers

@@ -5,6 +5,8 @@ Knows nothing about decoding or training.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,6 +101,15 @@ def load(
     return MarsModel(name, network, tokenizer, mask_token_id, record, loaded)
 
 
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of what `load` would load, without its weights; the same errors."""
+    if name == "tiny":
+        return tiny.build_tokenizer()
+    folder = _folder(name)
+    with _told(name):
+        return _load_tokenizer(str(folder or name))
+
+
 def _load_pair(
     name: str, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, Path | None]:
@@ -106,27 +117,38 @@ def _load_pair(
     if name == "tiny":
         network = tiny.build_model()
         return network.to(dtype) if dtype else network, tiny.build_tokenizer(), None  # type: ignore[arg-type]
+    folder = _folder(name)
+    return *_from_pretrained(str(folder or name), name, dtype), folder
+
+
+def _folder(name: str) -> Path | None:
+    """Return the folder on this disk that holds the model `name`, None for a Hub name."""
     if name == "smollm2":
-        folder = short_names.smollm2_folder()
-        return *_from_pretrained(str(folder), name, dtype), folder
+        return short_names.smollm2_folder()
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
-        folder = converted_folder(path)
-        return *_from_pretrained(str(folder), name, dtype), folder
+        return converted_folder(path)
     if path.is_dir():
         _check_model_folder(path)
-        return *_from_pretrained(str(path), name, dtype), path
-    return *_from_pretrained(name, name, dtype), None
+        return path
+    return None
 
 
 def _from_pretrained(
     place: str, name: str, dtype: torch.dtype | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    try:
+    with _told(name):
         # The configuration comes first: an unsupported model is refused before its weights load.
         check_supported(AutoConfig.from_pretrained(place), name)
         network = AutoModelForCausalLM.from_pretrained(place, dtype=dtype or "auto")
         return network, _load_tokenizer(place)
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Turn what the libraries raise into one line about the model `name`."""
+    try:
+        yield
     except InputError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:

@@ -1,0 +1,287 @@
+"""The whole of `marslm distill`: prompts, given or self-written, and the model's answers to them.
+
+The result is a file of chat rows that `marslm tune --answers gold` reads. Rows are appended as they
+finish, and a second run goes on where the first one stopped. Knows nothing about how progress is
+shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from transformers import PreTrainedTokenizerBase
+
+from marslm.data.dialogues import Message, read_dialogues
+from marslm.distill.answers import AnswerMeter, AnswerProgress
+from marslm.distill.filters import Known
+from marslm.distill.rows_file import append_row, read_rows
+from marslm.distill.self_prompts import PromptSource
+from marslm.distill.writers import Request, Sampling, Writer, prompt_ids
+from marslm.errors import InputError
+from marslm.report import Row
+
+
+@dataclass(frozen=True)
+class PromptProgress:
+    """How many self-written prompts there are; tokens, seconds and new are of this run alone."""
+
+    kept: int
+    wanted: int
+    dropped: int
+    tokens: int
+    seconds: float
+    new: int
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An estimate, None before the first prompt of this run."""
+        return self.seconds / self.new * (self.wanted - self.kept) if self.new else None
+
+
+Event: TypeAlias = "PromptProgress | AnswerProgress"
+Listener: TypeAlias = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class DistillJob:
+    """What to write.
+
+    model: its name, kept in each row. prompts: a file or Hub data set, of which `rows` are used.
+    self_prompts: how many prompts the model writes itself. exclude: files whose prompts, and what
+    comes near them, are left out. max_length: tokens of prompt and answer together.
+    """
+
+    model: str
+    output: Path
+    prompts: str | None = None
+    rows: int | None = None
+    self_prompts: int = 0
+    exclude: Sequence[str] = ()
+    english: bool = True
+    max_length: int = 512
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise InputError for numbers that cannot be meant."""
+        for name, least in (("self_prompts", 0), ("max_new_tokens", 1), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} is {getattr(self, name)}: give at least {least}")
+        if self.prompts is None and not self.self_prompts:
+            raise InputError("nothing to answer: give --prompts, --self-prompts, or both")
+        if self.max_length <= self.max_new_tokens:
+            raise InputError(
+                f"max_length {self.max_length} leaves no room for a prompt before "
+                f"{self.max_new_tokens} new tokens: raise it"
+            )
+
+    @property
+    def prompts_file(self) -> Path:
+        """Where attempts at self-written prompts are recorded."""
+        return self.output.with_name(f"{self.output.stem}.prompts.jsonl")
+
+
+@dataclass
+class DistillReport:
+    """What the file holds at the end, earlier runs included, and what was dropped and why.
+
+    rows, tokens, cut: answers, their tokens, and how many hit the length limit. prompts_dropped:
+    attempts at self-written prompts. answers_dropped: given prompts that are no rows. seconds and
+    new_tokens: of this run alone, prompts included.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    cut: int = 0
+    prompts_dropped: Counter[str] = field(default_factory=Counter)
+    answers_dropped: Counter[str] = field(default_factory=Counter)
+    new_tokens: int = 0
+    seconds: float = 0.0
+
+    def row(self) -> dict[str, str | int | float | bool | None]:
+        """Return the report as one flat row."""
+        reasons = {f"prompts_dropped_{why}": n for why, n in sorted(self.prompts_dropped.items())}
+        reasons |= {f"answers_dropped_{why}": n for why, n in sorted(self.answers_dropped.items())}
+        return {
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "cut": self.cut,
+            **reasons,
+            "new_tokens": self.new_tokens,
+            "seconds": round(self.seconds, 1),
+            "tokens_per_second": round(self.new_tokens / max(1e-9, self.seconds), 1),
+        }
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A prompt to answer. origin: fields of its row that say where it comes from."""
+
+    messages: tuple[Message, ...]
+    origin: Row
+
+    @property
+    def key(self) -> str:
+        return _key(asdict(message) for message in self.messages)
+
+
+def distill(
+    job: DistillJob,
+    writer: Writer,
+    tokenizer: PreTrainedTokenizerBase,
+    listener: Listener = lambda event: None,
+) -> DistillReport:
+    """Write the prompts and answers that `job.output` still lacks; return what it then holds.
+
+    Raises InputError for bad input, before anything is written, and when the writer fails; what was
+    finished until then is kept.
+    """
+    start, report = time.monotonic(), DistillReport()
+    there = _rows_there(job)
+    excluded = _excluded(job.exclude)
+    wanted = _given(job, excluded, report)
+    wanted += _self_written(job, writer, tokenizer, excluded, report, listener)
+    done = {_key(row["messages"][:-1]) for row in there}
+    missing = _with_room(job, tokenizer, (w for w in wanted if w.key not in done), report)
+    there += _answer(job, writer, missing, report, listener)
+    report.rows, report.seconds = len(there), time.monotonic() - start
+    report.tokens = sum(row["tokens"] for row in there)
+    report.cut = sum("cut" in row for row in there)
+    return report
+
+
+def _rows_there(job: DistillJob) -> list[dict[str, Any]]:
+    rows = read_rows(job.output, "messages", "model", "tokens")
+    others = {row["model"] for row in rows} - {job.model}
+    if others:
+        raise InputError(
+            f"{job.output} has answers of {', '.join(sorted(others))}: name another output for "
+            f"{job.model}"
+        )
+    return rows
+
+
+def _excluded(sources: Iterable[str]) -> list[str]:
+    """Return the users' texts of the excluded files."""
+    return [
+        message.content
+        for source in sources
+        for dialogue in read_dialogues(source, need_answers=False)
+        for message in dialogue.prompt
+        if message.role == "user"
+    ]
+
+
+def _given(job: DistillJob, excluded: list[str], report: DistillReport) -> list[_Wanted]:
+    """Return the given prompts, without repeated and excluded ones."""
+    if job.prompts is None:
+        return []
+    known, wanted = Known(excluded), []
+    for dialogue in read_dialogues(job.prompts, rows=job.rows, need_answers=False):
+        text = "\n".join(message.content for message in dialogue.prompt)
+        if why := known.why_known(text):
+            report.answers_dropped[why] += 1
+            continue
+        known.add(text)
+        wanted.append(_Wanted(dialogue.prompt, {"source": dialogue.source}))
+    return wanted
+
+
+def _self_written(
+    job: DistillJob,
+    writer: Writer,
+    tokenizer: PreTrainedTokenizerBase,
+    excluded: list[str],
+    report: DistillReport,
+    listener: Listener,
+) -> list[_Wanted]:
+    """Return the self-written prompts, those of earlier runs first."""
+    if not job.self_prompts:
+        return []
+    start = time.monotonic()
+
+    def heard(tokens: int) -> None:
+        report.new_tokens += tokens
+
+    def attempted(kept: int, dropped: Counter[str], new: int) -> None:
+        seconds = time.monotonic() - start
+        listener(
+            PromptProgress(kept, job.self_prompts, dropped.total(), report.new_tokens, seconds, new)
+        )
+
+    source = PromptSource(
+        writer, tokenizer, job.prompts_file, Known(excluded), job.seed, job.english
+    )
+    rows, report.prompts_dropped = source.collect(job.self_prompts, heard, attempted)
+    return [
+        _Wanted((Message("user", row["prompt"]),), {"source": "self", "seed": row["seed"]})
+        for row in rows
+    ]
+
+
+def _with_room(
+    job: DistillJob,
+    tokenizer: PreTrainedTokenizerBase,
+    wanted: Iterable[_Wanted],
+    report: DistillReport,
+) -> list[_Wanted]:
+    """Return the prompts that leave room for an answer of full length."""
+    room = job.max_length - job.max_new_tokens
+    kept = []
+    for prompt in wanted:
+        if len(prompt_ids(tokenizer, prompt.messages)) <= room:
+            kept.append(prompt)
+        else:
+            report.answers_dropped["too long"] += 1
+    return kept
+
+
+def _answer(
+    job: DistillJob,
+    writer: Writer,
+    wanted: list[_Wanted],
+    report: DistillReport,
+    listener: Listener,
+) -> list[dict[str, Any]]:
+    """Answer the prompts, append the rows, and return them."""
+    meter = AnswerMeter(len(wanted), listener)
+    requests = [
+        Request(str(number), prompt.messages, _seed(job.seed, prompt.key))
+        for number, prompt in enumerate(wanted)
+    ]
+    sampling = Sampling(job.max_new_tokens, job.temperature)
+    rows: list[dict[str, Any]] = []
+    for request, written in writer.write(requests, sampling, meter.heard):
+        meter.finished()
+        if not written.text.strip():
+            report.answers_dropped["empty"] += 1
+            continue
+        prompt = wanted[int(request.key)]
+        said = Message("assistant", written.text)
+        row = {
+            "messages": [asdict(message) for message in (*prompt.messages, said)],
+            **prompt.origin,
+            "model": job.model,
+            "tokens": written.tokens,
+            **({"cut": True} if written.cut else {}),
+        }
+        append_row(job.output, row)
+        rows.append(row)
+    report.new_tokens += meter.tokens
+    return rows
+
+
+def _seed(seed: int, key: str) -> int:
+    """Return a seed that depends on the prompt and not on what else is answered."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {key}".encode(), digest_size=4).digest(), "big")
+
+
+def _key(messages: Iterable[Row]) -> str:
+    return repr([(message["role"], message["content"]) for message in messages])
