@@ -24,7 +24,7 @@ from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 
 PROMPTS = [letters(length, random.Random(length)) for length in (4, 12, 25, 7, 33)]
-PARAMS = SamplingParams(max_new_tokens=30, strategy="lossless")
+PARAMS = SamplingParams(max_new_tokens=30, strategy="lossless-chain")
 
 
 @pytest.fixture

@@ -15,7 +15,11 @@ from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
 
-STRATEGIES = ("ar", "mars", "lossless")
+pytestmark = pytest.mark.usefixtures("_steady_costs")
+
+STEADY = ("ar", "mars", "lossless-chain")
+"""Strategies whose windows, and so runs, depend on nothing but the request."""
+STRATEGIES = (*STEADY, "lossless-tree", "lossless")
 LENGTHS = (1, 40, 3, 17, 16, 2, 29, 8)
 
 
@@ -57,8 +61,9 @@ def run_batch(
     return [answer_of(sequence) for sequence in sequences]
 
 
-def facts(answer: Answer) -> tuple[object, ...]:
-    return answer.ids, answer.text, answer.runs, answer.finish_reason
+def facts(answer: Answer, strategy: str | None) -> tuple[object, ...]:
+    runs = answer.runs if strategy in STEADY else None
+    return answer.ids, answer.text, answer.finish_reason, runs
 
 
 @pytest.mark.parametrize("token_budget", [3, 7, 512])
@@ -69,7 +74,8 @@ def test_eight_requests_over_three_slots_answer_as_alone(
     requests = [(p, make_params(i, strategy)) for i, p in enumerate(make_prompts())]
     together = run_batch(fitted_model, requests, token_budget=token_budget)
     for (prompt, params), answer in zip(requests, together, strict=True):
-        assert facts(answer) == facts(solo(fitted_model, prompt, params))
+        alone = solo(fitted_model, prompt, params)
+        assert facts(answer, params.strategy) == facts(alone, params.strategy)
     assert {answer.finish_reason for answer in together} == {"stop", "length"}
     if strategy != "ar":
         assert max(run for answer in together for run in answer.runs) > 1
@@ -78,24 +84,26 @@ def test_eight_requests_over_three_slots_answer_as_alone(
 @pytest.mark.parametrize("token_budget", [5, 512])
 def test_mixed_strategies_in_one_batch(fitted_model: MarsModel, token_budget: int) -> None:
     requests = [
-        (prompt, make_params(index, STRATEGIES[index % 3]))
+        (prompt, make_params(index, STRATEGIES[index % len(STRATEGIES)]))
         for index, prompt in enumerate(make_prompts())
     ]
     together = run_batch(fitted_model, requests, slots=8, token_budget=token_budget)
     for (prompt, params), answer in zip(requests, together, strict=True):
-        assert facts(answer) == facts(solo(fitted_model, prompt, params))
+        alone = solo(fitted_model, prompt, params)
+        assert facts(answer, params.strategy) == facts(alone, params.strategy)
 
 
 def test_random_models_of_every_architecture(random_model: MarsModel) -> None:
     """With an adapter too, whose updates must reach the right rows of a ragged batch."""
     for model in (random_model, with_random_adapter(random_model)):
         requests = [
-            (prompt, make_params(index, STRATEGIES[index % 3]))
+            (prompt, make_params(index, STRATEGIES[index % len(STRATEGIES)]))
             for index, prompt in enumerate(random_prompts(LENGTHS, seed=3))
         ]
         together = run_batch(model, requests, token_budget=9)
         for (prompt, params), answer in zip(requests, together, strict=True):
-            assert facts(answer) == facts(solo(model, prompt, params))
+            alone = solo(model, prompt, params)
+            assert facts(answer, params.strategy) == facts(alone, params.strategy)
             if params.strategy != "mars":
                 plain = solo(random_model, prompt, replace(params, strategy="ar"))
                 assert answer.ids == plain.ids
@@ -125,19 +133,20 @@ def test_requests_that_come_and_go_disturb_nobody(fitted_model: MarsModel, strat
             assert answer.finish_reason == "abort"
             assert answer.ids == expected.ids[: len(answer.ids)]
         else:
-            assert facts(answer) == facts(expected)
+            assert facts(answer, strategy) == facts(expected, strategy)
     assert len(together[7].ids) == 0 < len(together[1].ids) < 30
-    assert [facts(answer_of(sequence)) for sequence in late] == [
-        facts(expected) for expected in alone[4:6]
+    assert [facts(answer_of(sequence), strategy) for sequence in late] == [
+        facts(expected, strategy) for expected in alone[4:6]
     ]
 
 
 def test_a_used_slot_answers_as_a_new_one(fitted_model: MarsModel) -> None:
     """What the last request left in the cache is never read: a long one before a short one."""
     engine = Engine(fitted_model, slots=1, pack=False)
-    params = SamplingParams(strategy="lossless", max_new_tokens=20)
+    params = SamplingParams(strategy="lossless-chain", max_new_tokens=20)
     for prompt in (letters(60, random.Random(1)), LETTERS[:1], LETTERS[3:8]):
         sequence = engine.add(prompt, params)
         for _ in engine.run():
             pass
-        assert facts(answer_of(sequence)) == facts(solo(fitted_model, prompt, params))
+        alone = solo(fitted_model, prompt, params)
+        assert facts(answer_of(sequence), "lossless-chain") == facts(alone, "lossless-chain")

@@ -15,12 +15,14 @@ from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
 from marslm.strategies import registry
 from marslm.strategies.base import EngineFacts, StepSettings
-from marslm.strategies.lossless import Lossless
+from marslm.strategies.lossless import LosslessChain
+
+pytestmark = pytest.mark.usefixtures("_steady_costs")
 
 SAMPLING = [(0.0, 0), (0.7, 1), (1.3, 2**40 + 3)]
 
 
-class Coached(Lossless):
+class Coached(LosslessChain):
     """Lossless with drafts that a coach whispers: of any length, right or wrong at random."""
 
     def __init__(self, facts: EngineFacts, truth: list[int], seed: int, wrong: int = 97) -> None:
@@ -35,7 +37,9 @@ class Coached(Lossless):
         for sequence in sequences:
             written = len(sequence.tokens) - sequence.prompt_length
             drafts = self._truth[written : written + self._random.randrange(6)]
-            sequence.state = [d if self._random.random() < 0.8 else self._wrong for d in drafts]
+            state = self._state(sequence)
+            state.drafts = [d if self._random.random() < 0.8 else self._wrong for d in drafts]
+            state.confidences = state.chances = [1.0] * len(drafts)
         return super().propose(sequences, settings)
 
 
@@ -96,10 +100,11 @@ def test_only_verified_tokens_end_an_answer(
     assert "stop" in reasons
 
 
-@pytest.mark.parametrize("block", [1, 2, 4, 7])
+@pytest.mark.parametrize("strategy", ["lossless", "lossless-chain", "lossless-tree"])
+@pytest.mark.parametrize("block", [1, 2, 5])
 @pytest.mark.parametrize(("temperature", "seed"), SAMPLING)
 def test_a_trained_models_own_drafts_give_the_one_token_answer(
-    fitted_model: MarsModel, temperature: float, seed: int, block: int
+    fitted_model: MarsModel, strategy: str, temperature: float, seed: int, block: int
 ) -> None:
     generator = random.Random(seed)
     runs = []
@@ -110,7 +115,7 @@ def test_a_trained_models_own_drafts_give_the_one_token_answer(
                 fitted_model,
                 prompt,
                 SamplingParams(
-                    strategy=strategy,
+                    strategy=name,
                     max_new_tokens=48,
                     temperature=temperature,
                     seed=seed,
@@ -118,7 +123,7 @@ def test_a_trained_models_own_drafts_give_the_one_token_answer(
                     ignore_eos=True,
                 ),
             )
-            for strategy in ("ar", "lossless")
+            for name in ("ar", strategy)
         )
         assert lossless.ids == plain.ids
         assert lossless.text == plain.text

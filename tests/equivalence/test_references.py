@@ -108,7 +108,7 @@ def cases(strategy: str) -> list[SamplingParams]:
 @pytest.mark.parametrize(
     ("reference", "params"),
     [(mars_reference, params) for params in cases("mars")]
-    + [(lossless_reference, params) for params in cases("lossless")],
+    + [(lossless_reference, params) for params in cases("lossless-chain")],
 )
 def test_answers_and_runs_equal_the_reference(
     fitted_model: MarsModel,
@@ -131,7 +131,7 @@ def test_random_models_equal_the_reference(
     random_model: MarsModel,
     reference: Callable[[MarsModel, list[int], SamplingParams], Answered],
 ) -> None:
-    strategy = "mars" if reference is mars_reference else "lossless"
+    strategy = "mars" if reference is mars_reference else "lossless-chain"
     params = SamplingParams(
         strategy=strategy, max_new_tokens=20, tau=0.08, block=4, ignore_eos=True
     )

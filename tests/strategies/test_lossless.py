@@ -13,7 +13,7 @@ from marslm.runtime.sampling import choose
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
 from marslm.strategies.base import Outcome, StepSettings
-from marslm.strategies.lossless import MIN_DRAFT_CONFIDENCE, Lossless
+from marslm.strategies.lossless import MIN_DRAFT_CONFIDENCE, Lossless, LosslessChain
 
 MASK = 9
 SETTINGS = StepSettings(block=4, tau=0.9)
@@ -45,7 +45,7 @@ def step(strategy: Lossless, sequence: Sequence, logits: Tensor) -> Outcome:
 def test_the_first_step_takes_the_free_token_and_drafts_from_the_masks(
     make_sequence: MakeSequence,
 ) -> None:
-    strategy, sequence = Lossless(facts_for(MASK)), make_sequence([1])
+    strategy, sequence = LosslessChain(facts_for(MASK)), make_sequence([1])
     assert propose(strategy, sequence) == [MASK] * 3
     outcome = step(strategy, sequence, rows(3, 4, 5, 6))
     assert outcome == Outcome([3], kept=0)
@@ -53,7 +53,7 @@ def test_the_first_step_takes_the_free_token_and_drafts_from_the_masks(
 
 
 def test_verified_drafts_are_kept_and_one_token_is_free(make_sequence: MakeSequence) -> None:
-    strategy, sequence = Lossless(facts_for(MASK)), make_sequence([1])
+    strategy, sequence = LosslessChain(facts_for(MASK)), make_sequence([1])
     step(strategy, sequence, rows(3, 4, 5, 6))
     sequence.commit([3])
     outcome = step(strategy, sequence, rows(4, 5, 6, 7, 0, 1, 2))
@@ -63,7 +63,7 @@ def test_verified_drafts_are_kept_and_one_token_is_free(make_sequence: MakeSeque
 
 def test_a_miss_is_replaced_and_ends_the_step(make_sequence: MakeSequence) -> None:
     """Nothing behind it is kept, and the masks stood behind a wrong token: no drafts."""
-    strategy, sequence = Lossless(facts_for(MASK)), make_sequence([1])
+    strategy, sequence = LosslessChain(facts_for(MASK)), make_sequence([1])
     step(strategy, sequence, rows(3, 4, 5, 6))
     sequence.commit([3])
     outcome = step(strategy, sequence, rows(4, 8, 6, 7, 0, 1, 2))
@@ -72,7 +72,7 @@ def test_a_miss_is_replaced_and_ends_the_step(make_sequence: MakeSequence) -> No
 
 
 def test_drafts_end_before_the_first_unlikely_one(make_sequence: MakeSequence) -> None:
-    strategy, sequence = Lossless(facts_for(MASK)), make_sequence([1])
+    strategy, sequence = LosslessChain(facts_for(MASK)), make_sequence([1])
     below, above = MIN_DRAFT_CONFIDENCE - 0.01, MIN_DRAFT_CONFIDENCE + 0.01
     logits = torch.cat([rows(3), rows(4, share=above), rows(5, share=below), rows(6)])
     step(strategy, sequence, logits)
@@ -80,12 +80,16 @@ def test_drafts_end_before_the_first_unlikely_one(make_sequence: MakeSequence) -
 
 
 def test_an_unlikely_free_token_is_still_taken(make_sequence: MakeSequence) -> None:
-    outcome = step(Lossless(facts_for(MASK)), make_sequence([1]), rows(3, 4, 5, 6, share=0.15))
+    outcome = step(LosslessChain(facts_for(MASK)), make_sequence([1]), rows(3, 4, 5, 6, share=0.15))
     assert outcome == Outcome([3], kept=0)
 
 
 def test_a_block_of_one_is_one_token_decoding(make_sequence: MakeSequence) -> None:
-    strategy, sequence, alone = Lossless(facts_for(MASK)), make_sequence([1]), StepSettings(1, 0.9)
+    strategy, sequence, alone = (
+        LosslessChain(facts_for(MASK)),
+        make_sequence([1]),
+        StepSettings(1, 0.9),
+    )
     assert propose(strategy, sequence, alone) == []
     assert strategy.accept(sequence, Window(), rows(3), alone) == Outcome([3], kept=0)
     assert propose(strategy, sequence, alone) == []
@@ -93,7 +97,7 @@ def test_a_block_of_one_is_one_token_decoding(make_sequence: MakeSequence) -> No
 
 def test_a_window_cut_inside_its_drafts_is_no_trouble(make_sequence: MakeSequence) -> None:
     """Near the limit of the text: two of three drafts fit, and no mask."""
-    strategy, sequence = Lossless(facts_for(MASK)), make_sequence([1])
+    strategy, sequence = LosslessChain(facts_for(MASK)), make_sequence([1])
     step(strategy, sequence, rows(3, 4, 5, 6))
     sequence.commit([3])
     window = propose(strategy, sequence)[:2]
@@ -111,13 +115,13 @@ def test_drafts_are_drawn_with_the_noise_of_the_places_they_are_for(
     sequence = make_sequence([1, 2, 3], temperature=1.0, seed=2)
     even = torch.full((4, 10), -torch.inf, dtype=torch.float64)
     even[:, 3:6] = 0
-    strategy = Lossless(facts_for(MASK))
-    first = strategy.accept(sequence, Window([MASK] * 3), even, SETTINGS).new_tokens
+    strategy = LosslessChain(facts_for(MASK))
+    first = step(strategy, sequence, even).new_tokens
     drafts = propose(strategy, sequence)[:3]
     assert first + drafts == choose(even, params, 3)
 
 
 def test_requests_do_not_share_drafts(make_sequence: MakeSequence) -> None:
-    strategy, one, other = Lossless(facts_for(MASK)), make_sequence([1]), make_sequence([2])
+    strategy, one, other = LosslessChain(facts_for(MASK)), make_sequence([1]), make_sequence([2])
     step(strategy, one, rows(3, 4, 5, 6))
     assert propose(strategy, other) == [MASK] * 3

@@ -17,6 +17,7 @@ from marslm.strategies.registry import (
 )
 
 FACTS = facts_for(9)
+BUILT_IN = ["ar", "mars", "lossless", "lossless-chain", "lossless-tree"]
 
 
 @pytest.fixture(autouse=True)
@@ -25,15 +26,15 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_built_in_strategies() -> None:
-    assert strategy_names() == ["ar", "mars", "lossless"]
+    assert strategy_names() == BUILT_IN
     for name in strategy_names():
         assert create_strategy(name, FACTS).name == name
-    assert [create_strategy(name, FACTS).exact for name in strategy_names()] == [True, False, True]
+        assert create_strategy(name, FACTS).exact == (name != "mars")
 
 
 @pytest.mark.parametrize("use", [check_strategy, lambda name: create_strategy(name, FACTS)])
 def test_an_unknown_name_lists_the_known_ones(use: object) -> None:
-    with pytest.raises(InputError, match=r"'magic': choose from ar, mars, lossless$"):
+    with pytest.raises(InputError, match=r"'magic': choose from ar, mars, lossless,"):
         use("magic")
 
 

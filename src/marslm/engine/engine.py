@@ -6,6 +6,7 @@ formats, threads or where prompts come from.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -119,15 +120,27 @@ class Engine:
 
     def step(self) -> list[StepEvent]:
         """Run one forward for everybody; return what it brought each request that got tokens."""
-        plans = [self._plan(sequence, chunk) for sequence, chunk in self._scheduler.schedule()]
-        if not plans:
+        start = time.perf_counter()
+        scheduled = self._scheduler.schedule()
+        if not scheduled:
             return []
+        rows = sum(len(chunk) for _, chunk in scheduled)
+        plans = [self._plan(sequence, chunk, rows) for sequence, chunk in scheduled]
         self._add_windows([plan for plan in plans if plan.whole])
         logits = self.runner.forward([plan.work for plan in plans])
         events = [self._settle(plan, rows) for plan, rows in zip(plans, logits, strict=True)]
+        self._note_cost(plans, time.perf_counter() - start)
         return [event for event in events if event is not None]
 
-    def _plan(self, sequence: Sequence, chunk: list[int]) -> _Plan:
+    def _note_cost(self, plans: list[_Plan], seconds: float) -> None:
+        """Tell strategies what a decoding step of this many rows has cost."""
+        if any(len(plan.sequence.runs) < 2 for plan in plans):
+            return  # a prompt was read, most of whose rows need no logits
+        window = sum(len(plan.window) for plan in plans)
+        masks = any(self.model.mask_token_id in plan.window.tokens for plan in plans)
+        self.facts.costs.observe(sum(len(plan.chunk) for plan in plans) + window, masks, seconds)
+
+    def _plan(self, sequence: Sequence, chunk: list[int], rows: int) -> _Plan:
         """Choose a request's strategy for this step."""
         params = sequence.params
         name = params.strategy or self.speed.strategy
@@ -138,7 +151,7 @@ class Engine:
             sequence.strategy = name
         block = params.block or trained_block(self.model)
         tau = self.speed.tau if params.tau is None else params.tau
-        return _Plan(sequence, chunk, self._strategies[name], StepSettings(block, tau))
+        return _Plan(sequence, chunk, self._strategies[name], StepSettings(block, tau, rows))
 
     def _add_windows(self, plans: list[_Plan]) -> None:
         """Ask each strategy for the windows of its requests, all at once."""

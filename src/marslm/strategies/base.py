@@ -7,13 +7,14 @@ about how the forward is run.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from marslm.models.loading import MarsModel
+from marslm.runtime.costs import StepCosts
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
 
@@ -23,13 +24,15 @@ class EngineFacts:
     """What an engine tells the strategies that it builds.
 
     model: the model that decodes. slots: requests at once. max_length: cells of one request's
-    cache, its window included. pack: whether linears are packed.
+    cache, its window included. pack: whether linears are packed. costs: what steps have cost so
+    far.
     """
 
     model: MarsModel
     slots: int
     max_length: int
     pack: bool = True
+    costs: StepCosts = field(default_factory=StepCosts)
 
 
 @dataclass(frozen=True)
@@ -48,14 +51,16 @@ class Outcome:
 class StepSettings:
     """What the engine tells a strategy about one request at this step.
 
-    block: B. tau: the request's own threshold, or the live knob's value now.
+    block: the largest B. tau: the request's own threshold, or the live knob's value now. rows: what
+    the whole step feeds before windows are added, the pending tokens of all requests.
     """
 
     block: int
     tau: float
+    rows: int = 1
 
 
-class Strategy(Protocol):
+class Strategy(ABC):
     """A way to decode. One object serves all requests of an engine.
 
     Per-request state lives in `sequence.state`, which is None at a strategy's first step of the
@@ -66,6 +71,7 @@ class Strategy(Protocol):
     name: str
     exact: bool
 
+    @abstractmethod
     def propose(
         self, sequences: ListOf[Sequence], settings: ListOf[StepSettings]
     ) -> ListOf[Window]:
@@ -74,6 +80,7 @@ class Strategy(Protocol):
         They come together so that what drafts for them runs once for all.
         """
 
+    @abstractmethod
     def accept(
         self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
     ) -> Outcome:
@@ -83,5 +90,5 @@ class Strategy(Protocol):
         The window may be shorter than proposed where the text nears its limit.
         """
 
-    def release(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence) -> None:  # noqa: B027 - most hold nothing
         """Let go of what is held for a request that has ended or goes on with another strategy."""

@@ -1,14 +1,19 @@
-"""Self-verified decoding, `lossless`: several tokens a step and exactly the one-token output.
+"""Self-verified decoding: several tokens a step, and exactly the one-token output.
 
-Chain form (METHOD section 3): a step feeds [last token, drafts, masks]. The rows at the drafts are
-one-token rows, so the drafts that equal what those rows choose are kept and one more token is free;
-new drafts are read from the masks, which stand right after the last draft and so are of use only if
-every draft was kept. Knows nothing about tau.
+METHOD section 3. A step feeds [last token, drafts, masks]. Attention is causal, so the rows at the
+drafts are one-token rows: the drafts that equal what those rows choose are kept and one more token
+is free. The masks after the outcome that came bring the next drafts. `lossless-chain` puts B-1
+masks after the last draft, always, and a rejection costs it a step without drafts. `lossless-tree`
+puts masks after every possible outcome, and `lossless` wherever they pay, or nowhere, in which case
+it is `ar`. What is fed decides how fast an answer comes, never what it says. Knows nothing about
+tau.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as ListOf
+from dataclasses import dataclass, field
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -18,55 +23,137 @@ from marslm.core.verify import matching_prefix
 from marslm.runtime.sampling import choose, process
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
+from marslm.strategies.acceptance import DraftOdds, MaskValue, RequestFactor
 from marslm.strategies.base import EngineFacts, Outcome, StepSettings, Strategy
+from marslm.strategies.shapes import NOTHING, Form, Outlook, Planner, Shape, chances_of_prefixes
 
 MIN_DRAFT_CONFIDENCE = 0.2
-"""Drafts end before the first one less likely than this. A rejected draft costs the next step its
-drafts, so drafting pays from about half the mean acceptance on: with one draft of acceptance c a
-step brings 2 / (2 - c) tokens, and the break-even confidence is c / 2."""
+"""`lossless-chain` ends its drafts before the first one less likely than this. A rejected draft
+costs the next step its drafts, so drafting pays from about half the mean acceptance on: with one
+draft of acceptance c a step brings 2 / (2 - c) tokens, and the break-even confidence is c / 2."""
+
+_CURIOUS = 24
+"""Every so many steps a request gets one mask more than pays, so that a better passage is seen."""
+
+
+@dataclass
+class _Drafting:
+    """What is remembered of a request: drafts at hand, their chances, what its window was."""
+
+    value: MaskValue
+    factor: RequestFactor = field(default_factory=RequestFactor)
+    drafts: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    chances: list[float] = field(default_factory=list)
+    shape: Shape = NOTHING
+    steps: int = 0
 
 
 class Lossless(Strategy):
-    """Draft from masks, verify for free in the next step."""
+    """Draft from masks, verify for free in the next step, in the shape that pays."""
 
     name = "lossless"
     exact = True
+    form: Form = "any"
 
     def __init__(self, facts: EngineFacts) -> None:
-        """Remember which token is [MASK]."""
+        """Remember [MASK] and what steps cost; how often drafts are right is yet to be seen."""
         self._mask_token_id = facts.model.mask_token_id
+        self._planner = Planner(facts.costs, self.form)
+        # Drawn drafts agree by the noise they share, beyond their probability: apart from greedy.
+        self._odds = {drawn: DraftOdds() for drawn in (False, True)}
+        self._value = {drawn: MaskValue() for drawn in (False, True)}
 
     def propose(
         self, sequences: ListOf[Sequence], settings: ListOf[StepSettings]
     ) -> ListOf[Window]:
-        """Return the drafts that the last step left, then B-1 masks."""
+        """Return for each request some of the drafts at hand, and masks."""
+        states = [self._state(sequence) for sequence in sequences]
+        for state, shape in zip(states, self.shapes(states, settings), strict=True):
+            state.shape = shape
+        return [state.shape.window(state.drafts, self._mask_token_id) for state in states]
+
+    def shapes(self, states: ListOf[_Drafting], settings: ListOf[StepSettings]) -> ListOf[Shape]:
+        """Return each request's shape, as pays for all together."""
+        outlooks = [
+            Outlook(chances_of_prefixes(state.chances), state.value, each.block - 1)
+            for state, each in zip(states, settings, strict=True)
+        ]
+        shapes = self._planner.plan(outlooks, settings[0].rows)
+        for state in states:
+            state.steps += 1
         return [
-            Window([*(sequence.state or []), *[self._mask_token_id] * (each.block - 1)])
-            for sequence, each in zip(sequences, settings, strict=True)
+            shape.longer(outlook.masks) if state.steps % _CURIOUS == 0 else shape
+            for state, shape, outlook in zip(states, shapes, outlooks, strict=True)
         ]
 
     def accept(
         self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
     ) -> Outcome:
-        """Keep the verified drafts and the free token; leave new drafts for the next step."""
-        drafts = [token for token in window.tokens if token != self._mask_token_id]
-        position = len(sequence.tokens)
-        choices = choose(logits[: len(drafts) + 1], sequence.params, position)
+        """Keep the verified drafts and the free token; read new drafts behind them."""
+        state, position = self._state(sequence), len(sequence.tokens)
+        count = min(state.shape.drafts, len(window))
+        drafts = window.tokens[:count]
+        choices = choose(logits[: count + 1], sequence.params, position)
         kept = matching_prefix(drafts, choices)
-        sequence.state = (
-            self._read_drafts(sequence, logits[len(drafts) + 1 :], position + kept + 1)
-            if kept == len(drafts)
-            else []
-        )
+        self._learn(sequence, state, count, kept)
+        run = logits[1:][state.shape.run(kept)] if count == state.shape.drafts else logits[:0]
+        self._read_drafts(sequence, state, run, position + kept + 1)
         return Outcome(choices[: kept + 1], kept)
 
-    def _read_drafts(self, sequence: Sequence, logits: Tensor, position: int) -> list[int]:
-        """Return the likely drafts in the mask rows `logits`, the first one at `position`."""
+    def _state(self, sequence: Sequence) -> _Drafting:
+        if sequence.state is None:
+            drawn = sequence.params.temperature > 0
+            sequence.state = _Drafting(MaskValue(self._value[drawn]))
+        state: _Drafting = sequence.state
+        return state
+
+    def _learn(self, sequence: Sequence, state: _Drafting, count: int, kept: int) -> None:
+        """Note what came of the drafts: those kept, and the first that was not."""
+        odds = self._odds[sequence.params.temperature > 0]
+        for index in range(min(kept + 1, count)):
+            odds.observe(index + 1, state.confidences[index], index < kept)
+            state.factor.observe(state.chances[index], index < kept)
+
+    def _read_drafts(
+        self, sequence: Sequence, state: _Drafting, logits: Tensor, position: int
+    ) -> None:
+        """Take the drafts in a run of mask rows, the first one at `position`, and their chances."""
+        state.drafts, state.confidences, state.chances = [], [], []
         if len(logits) == 0:
-            return []
-        drafts = choose(logits, sequence.params, position)
-        likely = probability(
-            process(logits, sequence.params), torch.tensor(drafts, device=logits.device)
-        )
-        unlikely = torch.nonzero(likely < MIN_DRAFT_CONFIDENCE).flatten().tolist()
-        return drafts[: unlikely[0]] if unlikely else drafts
+            return
+        params = sequence.params
+        odds, factor = self._odds[params.temperature > 0], state.factor.value
+        state.drafts = choose(logits, params, position)
+        tokens = torch.tensor(state.drafts, device=logits.device)
+        state.confidences = probability(process(logits, params), tokens).tolist()
+        state.chances = [
+            min(1.0, factor * odds.chance(index + 1, confidence))
+            for index, confidence in enumerate(state.confidences)
+        ]
+        state.value.observe(chances_of_prefixes(state.chances))
+
+
+class LosslessTree(Lossless):
+    """Masks after every outcome, so that drafts are always fresh; as many as pay."""
+
+    name = "lossless-tree"
+    form: Form = "tree"
+
+
+class LosslessChain(Lossless):
+    """Every likely draft and then B-1 masks, whatever they cost: a window any engine can run."""
+
+    name = "lossless-chain"
+
+    def shapes(self, states: ListOf[_Drafting], settings: ListOf[StepSettings]) -> ListOf[Shape]:
+        """Return chains."""
+        return [
+            _chain(state.confidences, each.block - 1)
+            for state, each in zip(states, settings, strict=True)
+        ]
+
+
+def _chain(confidences: ListOf[float], masks: int) -> Shape:
+    likely = list(takewhile(lambda each: each >= MIN_DRAFT_CONFIDENCE, confidences))
+    return Shape(len(likely), (*[0] * len(likely), masks))

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from marslm.errors import InputError
 from marslm.strategies.autoregressive import Autoregressive
 from marslm.strategies.base import EngineFacts, Strategy
-from marslm.strategies.lossless import Lossless
+from marslm.strategies.lossless import Lossless, LosslessChain, LosslessTree
 from marslm.strategies.mars import Mars
 
 Factory: TypeAlias = Callable[[EngineFacts], Strategy]
@@ -21,6 +21,8 @@ _FACTORIES: dict[str, Factory] = {
     "ar": Autoregressive,
     "mars": Mars,
     "lossless": Lossless,
+    "lossless-chain": LosslessChain,
+    "lossless-tree": LosslessTree,
 }
 
 
