@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help install demo test test-smollm2 check format bench clean
+.PHONY: help install demo test test-smollm2 test-recipes check format bench clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,9 @@ test: $(READY) ## Run the tests: no network, no GPU.
 
 test-smollm2: $(READY) ## Run the slow tests on a real 135M model.
 	$(BIN)/python -m pytest -m smollm2
+
+test-recipes: $(READY) ## Run whole recipes on the tiny model.
+	$(BIN)/python -m pytest -m recipes
 
 check: $(READY) ## Lint, types and layers.
 	$(BIN)/ruff check .
