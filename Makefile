@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help install demo test test-smollm2 test-recipes check format bench clean
+.PHONY: help install demo test test-smollm2 test-recipes check format bench recording clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,10 @@ format: $(READY) ## Format the code.
 
 bench: $(READY) ## Decoding speed on Spec-Bench prompts; MARSLM_DATA names the data folder.
 	$(BIN)/marslm bench decode --json runs/bench-decode.json
+
+recording: $(READY) ## Draw the README's picture of an answer.
+	COLUMNS=88 $(BIN)/marslm --svg docs/recording.svg generate --max-new-tokens 96 \
+		"A baker sells 12 loaves in the morning and 9 in the afternoon, at 3 dollars each. How much does he earn?"
 
 clean: ## Remove the environment and caches; runs/ stays.
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -45,14 +46,25 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _main(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option(
             "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
         ),
     ] = False,
+    svg: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Also draw what the command prints, as a picture of a terminal."
+        ),
+    ] = None,
 ) -> None:
     """Options before any command."""
+    if svg is not None:
+        from marslm.cli.recording import start_recording
+
+        context.call_on_close(start_recording(svg, sys.argv[1:]))
 
 
 def main() -> None:
