@@ -13,10 +13,10 @@ from marslm.core.losses import (
     IGNORE,
     LossCounts,
     distill_loss,
-    mars_loss,
+    loss_parts,
     right_shift_targets,
 )
-from marslm.core.streams import block_anchors, clean_rows, mask_rows, masks_per_anchor
+from marslm.core.streams import block_anchors, clean_rows, mask_rows, rows_per_anchor
 
 IDS = torch.tensor([10, 11, 12, 13, 14, 15, 16, 17])
 SUPERVISED = torch.tensor([False, False, False, True, True, True, True, False])
@@ -34,7 +34,7 @@ def test_a_block_of_four_as_the_method_spells_it_out() -> None:
     The table of METHOD section 1 at a = 2, B = 4.
     """
     anchor = torch.tensor([2])
-    masks = mask_rows(anchor, masks_per_anchor(SUPERVISED, anchor, 4))
+    masks = mask_rows(anchor, rows_per_anchor(SUPERVISED, anchor, 4))
     assert masks.position.tolist() == [3, 4, 5]
     candidates = [
         *right_shift_targets(anchor, IDS, SUPERVISED).tolist(),
@@ -46,7 +46,7 @@ def test_a_block_of_four_as_the_method_spells_it_out() -> None:
 def test_a_mask_is_never_trained_on_the_token_it_stands_for() -> None:
     """The off-by-one of FAULTS 16: the mask at position p stands for x[p] but predicts x[p+1]."""
     anchors = block_anchors(SUPERVISED, 4)
-    masks = mask_rows(anchors, masks_per_anchor(SUPERVISED, anchors, 4))
+    masks = mask_rows(anchors, rows_per_anchor(SUPERVISED, anchors, 4))
     targets = right_shift_targets(masks.position, IDS, SUPERVISED)
     assert torch.equal(targets, IDS[masks.position + 1])
     assert not (targets == IDS[masks.position]).any()
@@ -55,6 +55,13 @@ def test_a_mask_is_never_trained_on_the_token_it_stands_for() -> None:
 def test_the_last_row_never_wraps_around() -> None:
     supervised = torch.ones(8, dtype=torch.bool)
     assert right_shift_targets(torch.tensor([7]), IDS, supervised).tolist() == [IGNORE]
+
+
+def mars_loss(
+    noisy: Tensor, first: Tensor, clean: Tensor, counts: LossCounts, *, ar_weight: float
+) -> Tensor:
+    l_mask, l_ar = loss_parts(noisy, first, clean, counts)
+    return l_mask + ar_weight * l_ar
 
 
 @given(st.text("CA", min_size=1, max_size=20))
@@ -81,7 +88,7 @@ def test_the_papers_share_of_ar_equivalent_signal(block_size: int, share: float)
     length = block_size * 6
     supervised = torch.tensor([False] + [True] * length)
     anchors = block_anchors(supervised, block_size)
-    masks = masks_per_anchor(supervised, anchors, block_size)
+    masks = rows_per_anchor(supervised, anchors, block_size)
     noisy = torch.zeros(int(masks.sum()), requires_grad=True)
     clean = torch.zeros(length, requires_grad=True)
     counts = LossCounts(mask=len(noisy) + len(anchors), ar=length)

@@ -21,7 +21,7 @@ from marslm.core.streams import (
     clean_rows,
     join,
     mask_rows,
-    masks_per_anchor,
+    rows_per_anchor,
 )
 
 CASES = sorted(
@@ -53,7 +53,7 @@ class Case:
             anchors = block_anchors(supervised, self.block)
         else:
             anchors = torch.tensor([int(a) for a in self.anchors.split()])
-        noisy = mask_rows(anchors, masks_per_anchor(supervised, anchors, self.block))
+        noisy = mask_rows(anchors, rows_per_anchor(supervised, anchors, self.block))
         clean = clean_rows(len(self.text))
         return join([pad(clean, self.padding[0]), pad(noisy, self.padding[1])])
 

@@ -17,8 +17,8 @@ from marslm.core.streams import (
     distance,
     join,
     mask_rows,
-    masks_per_anchor,
     possible_anchors,
+    rows_per_anchor,
     run_ends,
 )
 
@@ -58,14 +58,14 @@ def answers(pattern: str) -> list[range]:
 def test_fixed_blocks(pattern: str, block_size: int, anchors: list[int], masks: list[int]) -> None:
     found = block_anchors(flags(pattern), block_size)
     assert found.tolist() == anchors
-    assert masks_per_anchor(flags(pattern), found, block_size).tolist() == masks
+    assert rows_per_anchor(flags(pattern), found, block_size).tolist() == masks
 
 
 @given(patterns, st.integers(2, 6))
 def test_fixed_blocks_predict_each_answer_token_once(pattern: str, block_size: int) -> None:
     """A block of B candidates: one from the clean anchor, the rest from its masks."""
     anchors = block_anchors(flags(pattern), block_size)
-    masks = masks_per_anchor(flags(pattern), anchors, block_size)
+    masks = rows_per_anchor(flags(pattern), anchors, block_size)
     predicted = [
         anchor + 1 + seen
         for anchor, count in zip(anchors.tolist(), masks.tolist(), strict=True)
@@ -87,7 +87,7 @@ def test_masks_stay_inside_the_answer_of_their_anchor(pattern: str, block_size: 
     supervised = flags(pattern)
     anchors = possible_anchors(supervised)
     assert anchors.tolist() == [p - 1 for run in answers(pattern) for p in run]
-    masks = masks_per_anchor(supervised, anchors, block_size).tolist()
+    masks = rows_per_anchor(supervised, anchors, block_size).tolist()
     runs = {position: run for run in answers(pattern) for position in run}
     for anchor, count in zip(anchors.tolist(), masks, strict=True):
         left_in_answer = runs[anchor + 1].stop - (anchor + 2)

@@ -156,7 +156,7 @@ def test_every_supervised_clean_row_is_a_one_token_row(
         assert max(gaps) < TOLERANCE
 
 
-def _anchor_hidden(query: Rows, key: Rows) -> Tensor:
+def _anchor_hidden(query: Rows, key: Rows, **_: Any) -> Tensor:
     """A wrong rule: a mask does not see its anchor."""
     clean_past = (key.block == CLEAN) & (
         key.position <= query.anchor - (query.block != CLEAN).long()
@@ -165,7 +165,7 @@ def _anchor_hidden(query: Rows, key: Rows) -> Tensor:
     return (query.document == key.document) & (clean_past | own)
 
 
-def _neighbours_seen(query: Rows, key: Rows) -> Tensor:
+def _neighbours_seen(query: Rows, key: Rows, **_: Any) -> Tensor:
     """A wrong rule: a mask sees the masks of other blocks as well."""
     clean_past = (key.block == CLEAN) & (key.position <= query.anchor)
     masks = (key.block != CLEAN) & (query.block != CLEAN) & (key.position <= query.position)
@@ -194,7 +194,7 @@ def test_frozen_clean_rows_are_decoder_rows_with_the_saved_adapter(
     )
     batch = make_batch(settings)
     tuned = build_model(architecture, seed=3)
-    network, objective = run._prepare(tuned, settings)
+    network, objective = run.prepare(tuned, settings)
     assert isinstance(objective, FrozenClean)
     network.double()
     randomise(p for p in network.parameters() if p.requires_grad)
@@ -229,7 +229,7 @@ def test_lora_rows_are_decoder_rows_once_merged(
     """An adapter for every row: trained beside the weights, decoded inside them."""
     settings = TuneConfig(mode="lora", rank=3, steps=1, block_size=4)
     batch, tuned = make_batch(settings), build_model(architecture, seed=3)
-    network, objective = run._prepare(tuned, settings)
+    network, objective = run.prepare(tuned, settings)
     network.double()
     randomise(p for p in network.parameters() if p.requires_grad)
     marks = marks_of(tuned.network, tuned.tokenizer)
@@ -264,7 +264,7 @@ def test_the_teacher_of_a_mask_is_the_clean_row_at_its_position(
     settings = TuneConfig(mode="mask-only", rank=3, steps=1, block_size=4, kl_weight=0.5)
     batch = make_batch(settings)
     model = build_model("llama", seed=3)
-    _, objective = run._prepare(model, settings)
+    _, objective = run.prepare(model, settings)
     taught: list[tuple[Tensor, ...]] = []
     real = distillation.distill_loss
 

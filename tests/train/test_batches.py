@@ -10,8 +10,9 @@ import torch
 from marslm.core.losses import IGNORE
 from marslm.core.streams import PADDING
 from marslm.data.encode import Example
-from marslm.train.batches import EndlessVisits, TwoStreamData, collate
+from marslm.train.batches import TwoStreamData, collate
 from marslm.train.config import TuneConfig
+from marslm.train.visits import EndlessVisits, fill_sequences
 
 
 def data_of(examples: list[Example], **settings: object) -> TwoStreamData:
@@ -102,18 +103,32 @@ def test_every_pass_visits_an_example_at_most_once_and_fills_its_batches() -> No
     visits = list(EndlessVisits(lengths, 8, 175, seed=0))
     assert len(visits) == len(EndlessVisits(lengths, 8, 175, seed=0)) == len(set(visits)) == 175
     # 48 of the 50 fill batches of 8; which two sit out differs from pass to pass.
-    assert Counter(number for number, _ in visits) == {0: 48, 1: 48, 2: 48, 3: 31}
-    left_out = [set(range(50)) - {i for n, i in visits if n == number} for number in range(3)]
+    assert Counter(number for number, _, _ in visits) == {0: 48, 1: 48, 2: 48, 3: 31}
+    left_out = [set(range(50)) - {i for n, i, _ in visits if n == number} for number in range(3)]
     assert len({frozenset(left) for left in left_out}) > 1
 
 
 def test_a_pass_over_full_batches_visits_every_example_once() -> None:
     visits = list(EndlessVisits([5] * 48, 8, 48, seed=0))
-    assert Counter(visits) == Counter((0, i) for i in range(48))
+    assert Counter(v[:2] for v in visits) == Counter((0, i) for i in range(48))
 
 
 def test_fewer_examples_than_a_batch_are_all_visited() -> None:
-    assert {i for _, i in EndlessVisits([5, 6, 7], 8, 6, seed=0)} == {0, 1, 2}
+    assert {i for _, i, _ in EndlessVisits([5, 6, 7], 8, 6, seed=0)} == {0, 1, 2}
+
+
+def test_visits_know_their_optimiser_step() -> None:
+    visits = list(EndlessVisits([5] * 20, 4, 50, seed=0))
+    assert [v.step for v in visits] == [place // 4 for place in range(50)]
+
+
+def test_sequences_are_filled_and_hold_every_example_once() -> None:
+    lengths = [3, 9, 5, 2, 7, 1, 10, 4]
+    groups = fill_sequences(lengths, room=10)
+    assert sorted(i for group in groups for i in group) == list(range(8))
+    sums = [sum(lengths[i] for i in group) for group in groups]
+    assert max(sums) <= 10
+    assert len(groups) == 5  # 41 tokens do not fit into four
 
 
 def test_the_order_is_the_seeds_alone() -> None:
@@ -121,14 +136,14 @@ def test_the_order_is_the_seeds_alone() -> None:
     first = list(EndlessVisits(lengths, 4, 100, seed=3))
     assert first == list(EndlessVisits(lengths, 4, 100, seed=3))
     assert first[:40] != list(EndlessVisits(lengths, 4, 40, seed=4))
-    assert [i for _, i in first[:40]] != [i for _, i in first[40:80]]
+    assert [i for _, i, _ in first[:40]] != [i for _, i, _ in first[40:80]]
     # A longer run begins as a shorter one does.
     assert list(islice(EndlessVisits(lengths, 4, 10**6, seed=3), 100)) == first
 
 
 def test_batches_hold_texts_of_like_length() -> None:
     lengths = [1 + (37 * i) % 128 for i in range(128)]
-    order = [lengths[i] for _, i in EndlessVisits(lengths, 8, 128, seed=0)]
+    order = [lengths[i] for _, i, _ in EndlessVisits(lengths, 8, 128, seed=0)]
     spread = [max(order[i : i + 8]) - min(order[i : i + 8]) for i in range(0, 128, 8)]
     assert max(spread) < 16
     # The batches themselves are shuffled: training does not go from short to long.

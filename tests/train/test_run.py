@@ -17,11 +17,11 @@ from marslm.models.adapter import read_adapter
 from marslm.models.loading import MarsModel
 from marslm.models.tiny import build_model, build_tokenizer
 from marslm.train import run as run_module
+from marslm.train.checkpoints import last_checkpoint
 from marslm.train.config import TuneConfig
 from marslm.train.events import Event, Progress, Saved
 from marslm.train.run import train
 from marslm.train.saving import save_adapter
-from marslm.train.trainer import last_checkpoint
 
 MakeModel = Callable[..., MarsModel]
 MODES = ("full", "lora", "mask-only")
@@ -125,6 +125,8 @@ def test_progress_tells_the_facts(
     assert all(len(event.accuracy) == 4 for event in record.steps)
     assert all(0 <= a <= 1 for event in record.steps for a in event.accuracy if a is not None)
     assert record.steps[-1].seconds_left == 0
+    for event in record.steps:
+        assert event.loss == pytest.approx(event.mask_loss + event.ar_loss)
 
 
 def test_mask_only_measures_no_clean_rows(
@@ -263,7 +265,7 @@ def test_a_run_goes_on_from_an_adapter(
     config = config_for("mask-only", learning_rate=1e-2)
     train(make_model(), examples, config, tmp_path / "first")
     model = continued(tmp_path / "first", make_model)
-    network, _ = run_module._prepare(model, config)
+    network, _ = run_module.prepare(model, config)
     save_adapter(network, model.adapter.record, tmp_path / "again")
     first, again = (
         (tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("first", "again")
@@ -350,6 +352,49 @@ def test_a_loss_that_is_not_finite_stops_the_run(
     with pytest.raises(InputError, match=r"the loss is nan at step 0; .* lower learning rate"):
         train(model, examples, config_for("full"), tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_before_the_step(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    """The loss is finite, its gradient is not: nothing may be learned from it or saved."""
+    model = make_model()
+    before = {name: weight.clone() for name, weight in model.network.state_dict().items()}
+    weight = model.network.get_submodule("model.norm").weight
+    assert isinstance(weight, torch.Tensor)
+    weight.register_hook(lambda gradient: gradient * float("nan"))
+    config = config_for("full", checkpoint_minutes=1e-9)
+    with pytest.raises(InputError, match=r"the gradient's norm is nan at step 0"):
+        train(model, examples, config, tmp_path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    for name, after in model.network.state_dict().items():
+        assert torch.equal(after, before[name]), name
+
+
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_recomputed_activations_give_the_same_curve(
+    make_model: MakeModel, examples: list[Example], mode: str, tmp_path: Path
+) -> None:
+    kept = run(make_model, examples, config_for(mode), tmp_path / "kept")
+    recomputed = run(make_model, examples, config_for(mode, recompute=True), tmp_path / "again")
+    assert recomputed == pytest.approx(kept, abs=1e-5)
+
+
+def test_epochs_are_passes_over_the_data(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    config = config_for("lora", steps=None, epochs=4, batch_size=2)
+    assert len(run(make_model, examples, config, tmp_path)) == 10
+
+
+def test_plain_fine_tuning_runs(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    record = Record()
+    train(make_model(), examples, config_for("full", objective="ar"), tmp_path, listener=record)
+    assert all(event.accuracy[0] is not None for event in record.steps)
+    assert all(accuracy is None for event in record.steps for accuracy in event.accuracy[1:])
+    assert [event.mask_loss for event in record.steps] == [0] * 6
 
 
 def test_training_does_not_touch_the_callers_random_state(

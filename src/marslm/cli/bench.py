@@ -5,6 +5,7 @@ Knows nothing about how they are taken.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -105,3 +106,70 @@ def decode(
     print_rows(rows, _COLUMNS)
     if json is not None:
         write_report(json, rows)
+
+
+_TRAIN_COLUMNS = ("objective", "time_ratio", "memory_ratio", "tokens_per_second", "peak_mib")
+
+
+@app.command()
+def train(
+    model: Annotated[str, typer.Option("--model", "-m", help="tiny or smollm2.")] = "tiny",
+    objectives: Annotated[
+        str | None, typer.Option(help="Comma-separated; default: all. ar is always measured.")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Steps of each objective, in turn.")] = 12,
+    json: options.Json = None,
+) -> None:
+    """Time per clean token and peak memory of each objective, against full fine-tuning."""
+    from marslm.cli.render import console, print_rows
+    from marslm.errors import InputError
+    from marslm.report import write_report
+    from marslm.tuning.cost import OBJECTIVES, measure
+
+    if rounds < 1:
+        raise InputError(f"rounds is {rounds}: give at least 1")
+    names = list(OBJECTIVES) if objectives is None else _split(objectives)
+    with console.status("measuring") as status:
+        rows = measure(model, names, rounds=rounds, listener=status.update)
+    print_rows(rows, _TRAIN_COLUMNS)
+    if json is not None:
+        write_report(json, rows)
+
+
+_STUDY_COLUMNS = (
+    "variant",
+    "seed",
+    "accuracy_one_token",
+    "accuracy",
+    "tokens_per_forward",
+    "lossless_tokens_per_forward",
+)
+
+
+@app.command()
+def study(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder; what it holds is not run again.")
+    ] = Path("runs/study"),
+    seeds: Annotated[int, typer.Option(help="How many seeds, from 0.")] = 3,
+    variants: Annotated[str | None, typer.Option(help="Comma-separated; default: all.")] = None,
+    json: options.Json = None,
+) -> None:
+    """Train a tiny model with every objective and decode held-out sums: the paper's comparisons."""
+    from marslm.cli.render import console, print_rows
+    from marslm.errors import InputError
+    from marslm.report import write_report
+    from marslm.tuning.study import study as run
+
+    if seeds < 1:
+        raise InputError(f"seeds is {seeds}: give at least 1")
+    names = None if variants is None else _split(variants)
+    with console.status("training") as status:
+        rows = run(output, seeds=range(seeds), names=names, listener=status.update)
+    print_rows(rows, _STUDY_COLUMNS)
+    if json is not None:
+        write_report(json, rows)
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]

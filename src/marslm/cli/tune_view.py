@@ -53,7 +53,7 @@ class TuneView(FactsBar):
     def _show_data(self, event: DataReady) -> None:
         console.print(
             f"{event.examples} examples, {event.tokens} tokens, {event.supervised_tokens} of them "
-            f"supervised; {event.dropped} rows dropped; {event.held_out} held out"
+            f"supervised; rows dropped: {_reasons(event.dropped)}; {event.held_out} held out"
         )
         sample = Text()
         for text, supervised in mark_supervised(event.model.tokenizer, event.sample):
@@ -72,3 +72,8 @@ class TuneView(FactsBar):
             f"{event.tokens_per_second:.0f} tok/s {time_left(event.seconds_left)}"
         )
         self.show("training", event.fraction, facts)
+
+
+def _reasons(dropped: dict[str, int]) -> str:
+    found = [f"{count} ({reason})" for reason, count in dropped.items() if count]
+    return ", ".join(found) or "none"

@@ -15,6 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from marslm.core.forms import Alignment
+from marslm.core.streams import Rows, run_ends
+
 IGNORE = -100
 """Target of a row that predicts nothing; the value that `F.cross_entropy` skips."""
 
@@ -29,24 +32,43 @@ def right_shift_targets(position: Tensor, ids: Tensor, supervised: Tensor) -> Te
     return shifted_ids[position]
 
 
+def block_targets(noisy: Rows, ids: Tensor, supervised: Tensor, alignment: Alignment) -> Tensor:
+    """Return what each row of the masked blocks predicts: token position+1, or its own.
+
+    noisy: rows [R] of one text. ids, supervised: the clean text [L]. int64 [R] with `IGNORE` where
+    the target lies past the supervised run that the block starts in.
+    """
+    place = noisy.position + (alignment == "next")
+    inside = place < run_ends(supervised)[noisy.anchor + 1]
+    return torch.where(inside, ids[place.clamp(max=len(ids) - 1)], IGNORE)
+
+
+def distance_weights(seen: Tensor, decay: float) -> Tensor:
+    """Return the weights of rows [R] by the masks they see: 1 for none or one, then less."""
+    return torch.pow(decay, (seen - 1).clamp(min=0).float())
+
+
 @dataclass(frozen=True)
 class LossCounts:
-    """Global numbers of targets in one optimiser step: over all micro-batches and all ranks."""
+    """Global targets of one optimiser step, over all micro-batches and ranks.
+
+    Where rows are weighed, the sum of their weights.
+    """
 
     mask: Tensor | float
     ar: Tensor | float
 
 
-def mars_loss(
-    noisy: Tensor, first: Tensor, clean: Tensor, counts: LossCounts, ar_weight: float
-) -> Tensor:
-    """Return L = L_mask + w * L_AR, each the mean over its own global count of targets.
+def loss_parts(
+    noisy: Tensor, first: Tensor, clean: Tensor, counts: LossCounts
+) -> tuple[Tensor, Tensor]:
+    """Return L_mask and L_AR, each the mean over its own global count; L = L_mask + w * L_AR.
 
     noisy: losses of the mask rows. first: losses of the clean anchor rows, the first candidate of
     each block, which belong to L_mask too. clean: losses of all supervised clean rows. All 1-D;
     any may be empty.
     """
-    return (noisy.sum() + first.sum()) / counts.mask + ar_weight * clean.sum() / counts.ar
+    return (noisy.sum() + first.sum()) / counts.mask, clean.sum() / counts.ar
 
 
 def distill_loss(

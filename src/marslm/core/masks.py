@@ -17,32 +17,40 @@ from torch import Tensor
 from marslm.core.streams import CLEAN, Rows
 
 
-def may_attend(query: Rows, key: Rows) -> Tensor:
+def may_attend(query: Rows, key: Rows, *, bidirectional: bool = False) -> Tensor:
     """Return, elementwise with broadcasting, whether `query` may see `key` (bool).
 
     clean -> clean: j <= i. noisy -> clean: up to the block's anchor. noisy -> noisy: own block,
-    j <= i. Clean rows never see noisy ones, and no row sees another text or padding; padding sees
-    padding so that its softmax stays finite.
+    j <= i, or all of it if `bidirectional` (block diffusion, and the paper's ablation). Clean rows
+    never see noisy ones, and no row sees another text or padding; padding sees padding so that its
+    softmax stays finite.
     """
     same_text = query.document == key.document
     clean_past = (key.block == CLEAN) & (key.position <= query.anchor)
-    own_block_past = (key.block == query.block) & (key.position <= query.position)
-    return same_text & (clean_past | own_block_past)
+    own_block = key.block == query.block
+    if bidirectional:
+        own_block = own_block & ((key.block != CLEAN) | (key.position <= query.position))
+    else:
+        own_block = own_block & (key.position <= query.position)
+    return same_text & (clean_past | own_block)
 
 
-def dense_mask(queries: Rows, keys: Rows) -> Tensor:
+def dense_mask(queries: Rows, keys: Rows, *, bidirectional: bool = False) -> Tensor:
     """Return the mask of `queries` [..., Q] over `keys` [..., K] as bool [..., 1, Q, K]."""
-    return may_attend(queries[..., :, None], keys[..., None, :]).unsqueeze(-3)
+    seen = may_attend(queries[..., :, None], keys[..., None, :], bidirectional=bidirectional)
+    return seen.unsqueeze(-3)
 
 
-def flex_mask(queries: Rows, keys: Rows) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+def flex_mask(
+    queries: Rows, keys: Rows, *, bidirectional: bool = False
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Return the same mask as a FlexAttention `mask_mod` for `create_block_mask`.
 
     queries, keys: rows of shape [batch, Q] and [batch, K].
     """
 
     def mask_mod(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return may_attend(queries[batch, query], keys[batch, key])
+        return may_attend(queries[batch, query], keys[batch, key], bidirectional=bidirectional)
 
     return mask_mod
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from marslm.core.forms import MARS, Form
+
 CLEAN = -1
 """`Rows.block` of a row that carries a real token."""
 
@@ -93,14 +95,21 @@ def block_anchors(supervised: Tensor, block_size: int) -> Tensor:
     return anchors[(anchors - run_start) % block_size == 0]
 
 
-def masks_per_anchor(supervised: Tensor, anchors: Tensor, block_size: int) -> Tensor:
-    """Return how many masks follow each anchor: B-1, or fewer where the supervised run ends.
+def rows_per_anchor(
+    supervised: Tensor, anchors: Tensor, block_size: int, form: Form = MARS
+) -> Tensor:
+    """Return how many rows follow each anchor: those of the form, or fewer where the run ends.
 
-    Mask d of anchor a predicts token a+1+d, which must lie in the same supervised run as a+1: a
-    model is never trained to write on after its own end of turn.
+    A row whose target lies past the supervised run of a+1 would predict nothing: a model is never
+    trained to write on after its own end of turn. Where rows see those after them, they stay, since
+    a decoder has them too.
     """
+    rows = form.trained_rows(block_size)
+    if form.bidirectional or form.order == "confidence":
+        return torch.full_like(anchors, rows)
     ends = run_ends(supervised)[anchors + 1]
-    return (ends - anchors - 2).clamp(max=block_size - 1)
+    first_target = 1 if form.alignment == "own" else 2
+    return (ends - anchors - first_target).clamp(max=rows)
 
 
 def run_ends(supervised: Tensor) -> Tensor:
@@ -110,3 +119,22 @@ def run_ends(supervised: Tensor) -> Tensor:
     gaps = torch.where(supervised, length, torch.arange(length))
     open_end[:length] = torch.flip(torch.cummin(torch.flip(gaps, [0]), 0).values, [0])
     return torch.where(supervised, open_end[:length], 0)
+
+
+def hidden_cells(
+    supervised: Tensor, anchors: Tensor, block_size: int, draw: torch.Generator
+) -> Tensor:
+    """Return which cells of each block are masked when only part of it is, bool [blocks, B + 2].
+
+    Cell c of a block stands at anchor + c; cells 0 and B + 1 are outside it and never masked. A
+    uniform number of the cells inside the supervised run is masked, any of them; those past its end
+    always are, having no token to show.
+    """
+    inside = (run_ends(supervised)[anchors + 1] - anchors - 1).clamp(max=block_size)
+    wanted = 1 + (torch.rand(len(anchors), generator=draw) * inside).long().clamp(max=inside - 1)
+    cell = torch.arange(block_size + 2)
+    order = torch.rand(len(anchors), block_size + 2, generator=draw)
+    past = cell > inside[:, None]
+    outside = (cell == 0) | (cell == block_size + 1)
+    rank = order.masked_fill(past | outside, 2.0).argsort(1).argsort(1)
+    return ((rank < wanted[:, None]) | past) & ~outside

@@ -23,7 +23,9 @@ from marslm.errors import InputError
 Row: TypeAlias = Mapping[str, object]
 
 ROLES = ("system", "user", "assistant", "tool")
-FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".json")
+FILE_SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".parquet")
+ARITHMETIC = "arithmetic"
+"""Name of the sums that need no file."""
 ANSWERED_FORMS = (
     ("prompt", "response"),
     ("prompt", "completion"),
@@ -38,10 +40,14 @@ CALCULATOR_MARK = re.compile(r"<<[^<>]*=[^<>]*>>")
 
 @dataclass(frozen=True)
 class Message:
-    """One turn; `role` is one of `ROLES`, `content` is never blank when read from data."""
+    """One turn; `role` is one of `ROLES`.
+
+    content: blank only where the turn calls tools. tool_calls: the calls as JSON text, or "".
+    """
 
     role: str
     content: str
+    tool_calls: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,11 +55,13 @@ class Dialogue:
     """A conversation and where it came from, such as "train.jsonl.gz:17".
 
     cut: whether its last answer was cut off at a length limit, so that its end is not one to learn.
+    tools: the tools that the model may call, as JSON text for the chat template, or "".
     """
 
     messages: tuple[Message, ...]
     source: str
     cut: bool = False
+    tools: str = ""
 
     @property
     def prompt(self) -> tuple[Message, ...]:
@@ -76,9 +84,9 @@ def read_dialogues(
 ) -> list[Dialogue]:
     """Read the first `rows` (None: all) dialogues of `source`.
 
-    `source` is a .jsonl, .jsonl.gz or .json file, or a Hub data set "owner/name" or
-    "owner/name:split" (the split is "train" unless named). With `need_answers` every row must hold
-    an assistant message. Raises InputError for whatever cannot be read.
+    `source` is a .jsonl, .jsonl.gz, .json or .parquet file, `ARITHMETIC`, or a Hub data set
+    "owner/name" or "owner/name:split" (the split is "train" unless named). With `need_answers`
+    every row must hold an assistant message. Raises InputError for whatever cannot be read.
     """
     if rows is not None and rows < 1:
         raise InputError(f"rows is {rows}: ask for at least one row, or leave it out to read all")
@@ -97,10 +105,20 @@ def read_rows(source: str, *, rows: int | None = None) -> Iterator[tuple[str, Ro
     if path.exists():
         yield from _file_rows(path)
         return
+    if source == ARITHMETIC:
+        yield from _sums()
+        return
     hub = HUB_NAME.fullmatch(source)
     if hub is None or source.endswith((*FILE_SUFFIXES, ".gz")):
         raise InputError(f"{source}: no such file; {_advice(path)}")
     yield from _hub_rows(path, hub["name"], hub["split"] or "train", rows)
+
+
+def _sums() -> Iterator[tuple[str, Row]]:
+    from marslm.data.arithmetic import NUMBERS, problems
+
+    for number, problem in enumerate(problems(len(NUMBERS) ** 2, seed=0), 1):
+        yield f"{ARITHMETIC}:{number}", {"question": problem.question, "answer": problem.answer}
 
 
 def _advice(path: Path) -> str:
@@ -135,6 +153,9 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Row]]:
         raise InputError(f"{path}: is a folder; name one {', '.join(FILE_SUFFIXES)} file in it")
     if not path.name.endswith(FILE_SUFFIXES):
         raise InputError(f"{path}: not read; convert it to one of {', '.join(FILE_SUFFIXES)}")
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+        return
     try:
         # utf-8-sig: some editors put a byte order mark first, which JSON does not allow.
         with _open(path) as file:
@@ -145,6 +166,21 @@ def _file_rows(path: Path) -> Iterator[tuple[str, Row]]:
         ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text; convert it to UTF-8") from error
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        number = 0
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path.name}:{number}", row
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{path}: not whole Parquet data ({reason}); copy it anew") from error
 
 
 def _open(path: Path) -> IO[str]:
@@ -197,7 +233,8 @@ def dialogue_of_row(row: Row, where: str, *, need_answers: bool) -> Dialogue:
             f"{', '.join('+'.join(form) for form in ANSWERED_FORMS)}, or without answers "
             f"{', '.join(ANSWERLESS_FORMS)}"
         )
-    dialogue = Dialogue(messages, where, row.get("cut") is True)
+    tools = _as_json(row["tools"], "tools", where) if row.get("tools") else ""
+    dialogue = Dialogue(messages, where, row.get("cut") is True, tools)
     if need_answers and dialogue.answer is None:
         raise InputError(
             f"{where}: no assistant message though answers are needed (keys found {keys}); "
@@ -232,12 +269,29 @@ def _parts(value: object, key: str, where: str) -> list[object]:
 
 
 def _message(part: object, where: str) -> Message:
-    if not isinstance(part, Mapping) or "role" not in part or "content" not in part:
+    if not isinstance(part, Mapping) or "role" not in part:
         raise InputError(f"{where}: each of the messages needs a role and a content")
-    role = part["role"]
+    role, calls = part["role"], part.get("tool_calls")
     if role not in ROLES:
         raise InputError(f"{where}: role {role!r} is not one of {', '.join(ROLES)}")
+    if role == "assistant" and calls:
+        # Whoever calls a tool need not say anything.
+        content = part.get("content") or ""
+        return Message("assistant", str(content), _as_json(calls, "tool_calls", where))
+    if "content" not in part:
+        raise InputError(f"{where}: each of the messages needs a role and a content")
     return Message(str(role), _text(part["content"], f"the {role} message", where))
+
+
+def _as_json(value: object, name: str, where: str) -> str:
+    """Return a list as JSON text, whether it came as one or as the text already."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(found, list):
+            raise TypeError(f"a {type(found).__name__}, not a list")
+        return json.dumps(found)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where}: {name} cannot be read ({error}); give a JSON list") from error
 
 
 def _text(value: object, name: str, where: str) -> str:

@@ -8,17 +8,20 @@ or losses.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from operator import eq, itemgetter
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from marslm.data.dialogues import Dialogue, Message
 from marslm.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+Turns: TypeAlias = Literal["all", "last"]
 
 # Stands in for an answer, to see what a chat template writes after one.
 PROBE = "probe"
@@ -44,12 +47,15 @@ class EncodeReport:
     supervised_tokens: int
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[int]:
+def encode_prompt(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, tools: str = ""
+) -> list[int]:
     """Return the ids of `messages` and the header of the answer that is to follow.
 
-    Raises InputError without messages, without a chat template, or when the template refuses them.
+    tools: what the model may call, as JSON text for the chat template, or "". Raises InputError
+    without messages, without a chat template, or when the template refuses them.
     """
-    return _ids(tokenizer, _render(tokenizer, messages, answering=True))
+    return _ids(tokenizer, _render(tokenizer, messages, tools, answering=True))
 
 
 def user_header(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -57,17 +63,20 @@ def user_header(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
     Raises InputError without a chat template, or when it leaves the user's text out.
     """
-    probed = _render(tokenizer, [Message("user", PROBE)], answering=False)
+    probed = _render(tokenizer, [Message("user", PROBE)], "", answering=False)
     before, found, _ = probed.partition(PROBE)
     if not found:
         raise InputError("the chat template leaves the user's text out; mend the template")
     return _ids(tokenizer, before)
 
 
-def encode_dialogue(tokenizer: PreTrainedTokenizerBase, dialogue: Dialogue) -> Example:
+def encode_dialogue(
+    tokenizer: PreTrainedTokenizerBase, dialogue: Dialogue, *, turns: Turns = "all"
+) -> Example:
     """Return `dialogue` as ids; the assistant's turns and their end tokens are supervised.
 
-    The end token after a last answer that was cut off is not. The ids before the first answer are
+    turns: "all" of them, or the "last" alone. A turn that calls tools is one like any other. The
+    end token after a last answer that was cut off is not. The ids before the first answer are
     those of `encode_prompt`. Messages after the last answer are left out; a dialogue without
     answers is its prompt, with nothing supervised. Raises InputError, naming the dialogue's source,
     when the chat template cannot be followed.
@@ -75,11 +84,13 @@ def encode_dialogue(tokenizer: PreTrainedTokenizerBase, dialogue: Dialogue) -> E
     ids: list[int] = []
     supervised: list[bool] = []
     try:
-        segments = _segments(tokenizer, dialogue.messages)
+        segments = _segments(tokenizer, dialogue.messages, dialogue.tools)
         for place, text in enumerate(segments):
             piece = _ids(tokenizer, text)
             ends_cut_answer = dialogue.cut and place == len(segments) - 1
-            targets = 0 if ends_cut_answer else _count_targets(tokenizer, place, piece)
+            wanted = turns == "all" or place >= len(segments) - 2
+            targets = _count_targets(tokenizer, place, piece)
+            targets = targets if wanted and not ends_cut_answer else 0
             ids += piece
             supervised += [True] * targets + [False] * (len(piece) - targets)
     except InputError as error:
@@ -99,13 +110,17 @@ def example_from_answer(
 
 
 def encode_all(
-    tokenizer: PreTrainedTokenizerBase, dialogues: Iterable[Dialogue], *, max_length: int
+    tokenizer: PreTrainedTokenizerBase,
+    dialogues: Iterable[Dialogue],
+    *,
+    max_length: int,
+    turns: Turns = "all",
 ) -> tuple[list[Example], EncodeReport]:
     """Encode `dialogues`, dropping and counting those over `max_length` tokens or without a target.
 
     Raises InputError when no row is left, or when every token or none would be a target.
     """
-    encoded = [encode_dialogue(tokenizer, dialogue) for dialogue in dialogues]
+    encoded = [encode_dialogue(tokenizer, dialogue, turns=turns) for dialogue in dialogues]
     answered = [example for example in encoded if any(example.supervised)]
     kept = [example for example in answered if len(example.ids) <= max_length]
     report = EncodeReport(
@@ -137,7 +152,11 @@ def mark_supervised(tokenizer: PreTrainedTokenizerBase, example: Example) -> lis
 
 
 def _render(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, answering: bool
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: str,
+    *,
+    answering: bool,
 ) -> str:
     """Return `messages` as text, with the header of an answer after them if `answering`."""
     from jinja2 import TemplateError
@@ -149,15 +168,28 @@ def _render(
         )
     if not messages:
         raise InputError("no message to answer; put a user message before the assistant's")
-    turns = [{"role": message.role, "content": message.content} for message in messages]
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=answering)
+        text = tokenizer.apply_chat_template(
+            [_turn(message) for message in messages],
+            tools=json.loads(tools) if tools else None,
+            tokenize=False,
+            add_generation_prompt=answering,
+        )
     except TemplateError as error:
         raise InputError(f"the chat template refuses the messages: {error}") from error
     return cast("str", text)
 
 
-def _segments(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> list[str]:
+def _turn(message: Message) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = json.loads(message.tool_calls)
+    return turn
+
+
+def _segments(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: str
+) -> list[str]:
     """Split the rendered dialogue into template, answer, template, ..., answer, template.
 
     Apart, so that an answer's first letters cannot merge with its header into tokens that the
@@ -165,14 +197,15 @@ def _segments(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -
     """
     answers = [place for place, message in enumerate(messages) if message.role == "assistant"]
     if not answers:
-        return [_render(tokenizer, messages, answering=True)]
+        return [_render(tokenizer, messages, tools, answering=True)]
     texts: list[str] = []
     whole = closing = ""
     for place in answers:
-        opened = _render(tokenizer, messages[:place], answering=True)
-        before, whole = whole, _render(tokenizer, messages[: place + 1], answering=False)
+        opened = _render(tokenizer, messages[:place], tools, answering=True)
+        before = whole
+        whole = _render(tokenizer, messages[: place + 1], tools, answering=False)
         written = len(before) - len(closing)
-        closing = _closing(tokenizer, messages[:place])
+        closing = _closing(tokenizer, messages[:place], tools)
         if not (opened.startswith(before) and _follows(opened, whole, closing)):
             raise InputError(
                 "the chat template rewrites earlier text when an answer is added (thinking "
@@ -189,9 +222,9 @@ def _follows(opened: str, whole: str, closing: str) -> bool:
     return room >= 0 and whole.startswith(opened) and whole.endswith(closing)
 
 
-def _closing(tokenizer: PreTrainedTokenizerBase, asked: Sequence[Message]) -> str:
+def _closing(tokenizer: PreTrainedTokenizerBase, asked: Sequence[Message], tools: str) -> str:
     """Return what the template writes after an answer to `asked`."""
-    probed = _render(tokenizer, [*asked, Message("assistant", PROBE)], answering=False)
+    probed = _render(tokenizer, [*asked, Message("assistant", PROBE)], tools, answering=False)
     _, found, closing = probed.rpartition(PROBE)
     if not found:
         raise InputError("the chat template leaves the assistant's text out; mend the template")

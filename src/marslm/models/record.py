@@ -1,8 +1,8 @@
 """`mars.json`: what a decoder must know about trained weights, saved beside them.
 
-It holds the [MASK] id, the block size B, the alignment and the mode, and marks of the base model,
-so that an adapter is never put on a model that it was not made for. Knows nothing about tensors on
-disk.
+It holds the [MASK] id, the block size B, the form of a block, the mode, and marks of the base
+model, so that an adapter is never put on a model that it was not made for. Knows nothing about
+tensors on disk.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from marslm import files
+from marslm.core.forms import MARS, Alignment, Attention, BlockStart, Form, Order
 from marslm.errors import InputError
 
 FILE_NAME = "mars.json"
@@ -46,16 +47,25 @@ class BaseMarks:
 class MarsRecord:
     """The contents of `mars.json`.
 
-    block_size: B, the candidates of one step, so B-1 masks. block_start: "clean" (METHOD section
-    1). training: what the weights were trained on, for people; nothing reads it.
+    block_size: B, the candidates of one step. block_start, attention, alignment, order: the `form`
+    of a block, which is also how it has to be decoded. training: what the weights were trained on,
+    for people; nothing reads it.
     """
 
     mode: Mode
     mask_token_id: int
     block_size: int
     base: BaseMarks
-    block_start: Literal["clean"] = "clean"
+    block_start: BlockStart = MARS.block_start
+    attention: Attention = MARS.attention
+    alignment: Alignment = MARS.alignment
+    order: Order = MARS.order
     training: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def form(self) -> Form:
+        """The form of a block."""
+        return Form(self.block_start, self.attention, self.alignment, self.order)
 
     def save(self, folder: Path) -> None:
         """Write the record into `folder` atomically."""
@@ -73,10 +83,11 @@ def read_record(folder: Path) -> MarsRecord:
         record = MarsRecord(**{**raw, "base": BaseMarks(**base)})
         if not (type(record.mask_token_id) is type(record.block_size) is int):
             raise TypeError("mask_token_id and block_size must be whole numbers")
-        if record.mode not in ("full", "lora", "mask-only") or record.block_start != "clean":
-            raise TypeError(f"mode {record.mode!r}, block_start {record.block_start!r}")
+        if record.mode not in get_args(Mode):
+            raise TypeError(f"mode {record.mode!r}")
+        _ = record.form  # refuses what it does not know
         return record
-    except (json.JSONDecodeError, TypeError, KeyError) as error:
+    except (json.JSONDecodeError, TypeError, KeyError, InputError) as error:
         raise InputError(f"{path} cannot be read ({error}); train again or restore it") from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -25,6 +26,8 @@ class Budget(TrainerCallback):
         self._seconds = None if minutes is None else minutes * 60
         self._used = 0.0
         self._started: float | None = None
+        self._agree: Callable[[float], float] | None = None
+        self._agreed = 0.0
 
     @property
     def max_steps(self) -> int:
@@ -37,10 +40,29 @@ class Budget(TrainerCallback):
         running = 0.0 if self._started is None else time.monotonic() - self._started
         return self._used + running
 
+    @property
+    def started_at(self) -> float:
+        """Seconds that earlier parts of the run took."""
+        return self._used
+
+    @property
+    def shared_elapsed(self) -> float:
+        """`elapsed` as all processes know it: one clock, read after each step."""
+        return self.elapsed if self._agree is None else self._agreed
+
+    def share_clock(self, agree: Callable[[float], float]) -> None:
+        """Follow the first process' clock; `agree` returns that process' value on every one.
+
+        Processes that end, save or lower the learning rate at different steps would wait for one
+        another for ever, or train different weights.
+        """
+        self._agree = agree
+
     def fraction(self, step: int) -> float:
         """Return how much of the budget is used after `step` steps, in [0, 1]."""
-        used = step / self.max_steps if self._seconds is None else self.elapsed / self._seconds
-        return min(1.0, used)
+        if self._seconds is None:
+            return min(1.0, step / self.max_steps)
+        return min(1.0, self.shared_elapsed / self._seconds)
 
     def seconds_left(self, step: int) -> float | None:
         """Return an estimate of the time left, None before the first step."""
@@ -57,7 +79,7 @@ class Budget(TrainerCallback):
 
     def continue_from(self, used: float) -> None:
         """Count `used` seconds that an earlier part of the run took."""
-        self._used = used
+        self._used = self._agreed = used
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -65,6 +87,11 @@ class Budget(TrainerCallback):
         """Start the clock; a finished run that is resumed with a larger budget goes on."""
         self._started = time.monotonic()
         control.should_training_stop = False
+
+    def on_optimizer_step(self, *_: Any, **__: Any) -> None:
+        """Read the clock for all processes, before the learning rate is set."""
+        if self._agree is not None:
+            self._agreed = self._agree(self.elapsed)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

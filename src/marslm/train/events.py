@@ -13,11 +13,17 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Progress:
-    """One optimiser step. accuracy: by masks seen, index 0 the clean rows; None: not measured."""
+    """One optimiser step.
+
+    loss: L; mask_loss and ar_loss: L_mask and L_AR in it. accuracy: by masks seen, index 0 the
+    clean rows; None: not measured. tokens: clean tokens of the run so far.
+    """
 
     step: int
     fraction: float
     loss: float
+    mask_loss: float
+    ar_loss: float
     learning_rate: float
     accuracy: tuple[float | None, ...]
     tokens: int

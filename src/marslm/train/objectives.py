@@ -12,6 +12,7 @@ Legend: B batch, L clean rows, N noisy rows, R rows with a target, H hidden size
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +24,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from marslm.core.losses import IGNORE, LossCounts, mars_loss
+from marslm.core.forms import MARS, Form
+from marslm.core.losses import IGNORE, LossCounts, distance_weights, loss_parts
 from marslm.core.masks import dense_mask
 from marslm.core.streams import Rows, distance, join
+from marslm.train.balance import Balance
 from marslm.train.distillation import NEVER, distill_losses
 from marslm.train.gated import GatedModel
+from marslm.train.streams import HIDDEN
 
 _CHUNK = 6_000_000
 """Logits that exist at once: 25 MB, about what a CPU's cache holds."""
@@ -35,23 +39,31 @@ _CHUNK = 6_000_000
 
 @dataclass(frozen=True)
 class Hits:
-    """How often the argmax was right, by masks seen: both [block_size], index 0 the clean rows."""
+    """What a batch showed besides its loss.
+
+    correct, total: how often the argmax was right, by masks seen, index 0 the clean rows.
+    mask_loss, ar_loss: the batch's parts of the global means L_mask and L_AR, 0-dim.
+    """
 
     correct: Tensor
     total: Tensor
+    mask_loss: Tensor
+    ar_loss: Tensor
 
 
-class Objective(nn.Module):
-    """What both objectives share: a network's body and head, apart."""
+class Objective(nn.Module, ABC):
+    """What the objectives share: a network's body and head, apart."""
 
     def __init__(
-        self, network: PreTrainedModel | PeftModel, mask_token_id: int, block_size: int
+        self, network: PreTrainedModel | PeftModel, mask_token_id: int, most_rows: int
     ) -> None:
-        """`network` trains whatever requires gradients in it."""
+        """`network` trains whatever requires gradients in it; `most_rows` follow an anchor."""
         super().__init__()
         self.network = network
+        # Whoever shards a model asks it which of its modules are whole layers.
+        self._no_split_modules = getattr(network, "_no_split_modules", None)
         self._mask_token_id = mask_token_id
-        self._block_size = block_size
+        self._most_rows = most_rows
         self._vocabulary: int = network.config.vocab_size
 
     @property
@@ -60,9 +72,23 @@ class Objective(nn.Module):
         network = self.network
         return network.get_base_model() if isinstance(network, PeftModel) else network
 
-    def count_targets(self, batch: dict[str, Any]) -> tuple[int, int]:
-        """Return how many targets of L_mask and of L_AR the loss of a batch takes in."""
-        raise NotImplementedError
+    @abstractmethod
+    def count_targets(self, batch: dict[str, Any]) -> tuple[float, float]:
+        """Return the targets of L_mask and of L_AR in the loss of a batch, by their weights."""
+
+    @abstractmethod
+    def forward(self, batch: dict[str, Any], counts: LossCounts) -> tuple[Tensor, Hits]:
+        """Return the loss, normalised by the global `counts`, and what the batch showed."""
+
+    def rebalance(self, mask_loss: float, ar_loss: float) -> None:
+        """Hear the two losses of a whole optimiser step."""
+
+    def memory(self) -> list[float]:
+        """Return what a checkpoint has to keep besides the weights."""
+        return []
+
+    def remember(self, memory: list[float]) -> None:
+        """Take up what `memory` returned."""
 
     def _hidden(self, **inputs: Any) -> Tensor:
         """Return the last hidden states [B, rows, H]."""
@@ -96,11 +122,15 @@ class Objective(nn.Module):
         losses, right = zip(*parts, strict=True)
         return torch.cat(losses), torch.cat(right)
 
-    def _hits(self, right: Tensor, seen: Tensor) -> Hits:
-        zeros = torch.zeros(self._block_size, device=right.device)
+    def _hits(
+        self, right: Tensor, seen: Tensor, mask_loss: Tensor | None, ar_loss: Tensor | None
+    ) -> Hits:
+        zeros = torch.zeros(self._most_rows + 1, device=right.device)
         return Hits(
             zeros.index_add(0, seen, right.to(zeros)),
             zeros.index_add(0, seen, torch.ones_like(right).to(zeros)),
+            zeros.sum() if mask_loss is None else mask_loss.detach(),
+            zeros.sum() if ar_loss is None else ar_loss.detach(),
         )
 
 
@@ -108,54 +138,91 @@ class TwoStream(Objective):
     """L = L_mask + w * L_AR over clean and noisy rows in one forward of length L + N."""
 
     def __init__(
-        self, network: PreTrainedModel | PeftModel, mask_token_id: int, block_size: int, w: float
+        self,
+        network: PreTrainedModel | PeftModel,
+        mask_token_id: int,
+        block_size: int,
+        w: float,
+        *,
+        form: Form = MARS,
+        distance_decay: float = 1.0,
+        balance: bool = False,
     ) -> None:
-        """`network` trains whatever requires gradients in it."""
-        super().__init__(network, mask_token_id, block_size)
+        """`network` trains whatever requires gradients in it; see `TuneConfig` for the others."""
+        super().__init__(network, mask_token_id, form.trained_rows(block_size))
         self._ar_weight = w
+        self._form = form
+        self._decay = distance_decay
+        self._balance = Balance() if balance else None
 
-    def count_targets(self, batch: dict[str, Any]) -> tuple[int, int]:
+    def count_targets(self, batch: dict[str, Any]) -> tuple[float, float]:
         """Count masks and the anchors' first candidates for L_mask, clean rows for L_AR."""
         clean = batch["clean_targets"] != IGNORE
-        masks = int((batch["noisy_targets"] != IGNORE).sum())
-        return masks + int((clean & batch["first"]).sum()), int(clean.sum())
+        return _mask_weight(batch, self._decay) + int((clean & batch["first"]).sum()), int(
+            clean.sum()
+        )
 
     def forward(self, batch: dict[str, Any], counts: LossCounts) -> tuple[Tensor, Hits]:
         """Return the loss, normalised by the global `counts`, and the hits by masks seen."""
         clean, noisy = Rows(**batch["clean"]), Rows(**batch["noisy"])
         rows = join([clean, noisy])
-        masks = torch.full_like(noisy.position, self._mask_token_id)
         hidden = self._hidden(
-            input_ids=torch.cat([batch["ids"], masks], dim=1),
+            input_ids=torch.cat([batch["ids"], self._noisy_ids(batch)], dim=1),
             position_ids=rows.position,
-            attention_mask=dense_mask(rows, rows),
+            attention_mask=dense_mask(rows, rows, bidirectional=self._form.bidirectional),
             use_cache=False,
         )
         targets = torch.cat([batch["clean_targets"], batch["noisy_targets"]], dim=1)
         wanted = targets != IGNORE
-        losses, right = self._losses(_cross_entropy, hidden[wanted], targets[wanted])
+        losses, right = self._losses(cross_entropy, hidden[wanted], targets[wanted])
         seen = distance(rows)[wanted]
-        first = torch.cat([batch["first"], torch.zeros_like(masks, dtype=torch.bool)], dim=1)
-        loss = mars_loss(
-            losses[seen > 0], losses[first[wanted]], losses[seen == 0], counts, self._ar_weight
-        )
-        return loss, self._hits(right, seen)
+        first = torch.cat([batch["first"], torch.zeros_like(batch["noisy_ids"]).bool()], dim=1)
+        noise = seen > 0
+        weighed = losses[noise] * distance_weights(seen[noise], self._decay)
+        l_mask, l_ar = loss_parts(weighed, losses[first[wanted]], losses[~noise], counts)
+        w = self._ar_weight * (self._balance.ratio if self._balance else 1.0)
+        return l_mask + w * l_ar, self._hits(right, seen, l_mask, l_ar)
+
+    def rebalance(self, mask_loss: float, ar_loss: float) -> None:
+        """Follow the ratio of the two losses, where w is balanced."""
+        if self._balance:
+            self._balance.hear(mask_loss, ar_loss)
+
+    def memory(self) -> list[float]:
+        """Return the balance's running means."""
+        return list(self._balance.means) if self._balance else []
+
+    def remember(self, memory: list[float]) -> None:
+        """Take up the balance's running means."""
+        if self._balance:
+            self._balance.means = tuple(memory)
+
+    def _noisy_ids(self, batch: dict[str, Any]) -> Tensor:
+        ids: Tensor = batch["noisy_ids"]
+        return torch.where(ids == HIDDEN, self._mask_token_id, ids)
 
 
 class FrozenClean(Objective):
     """L_mask over sampled blocks, on keys and values of a clean stream that is never trained."""
 
     def __init__(
-        self, network: PeftModel, mask_token_id: int, block_size: int, kl_weight: float
+        self,
+        network: PeftModel,
+        mask_token_id: int,
+        block_size: int,
+        kl_weight: float,
+        *,
+        distance_decay: float = 1.0,
     ) -> None:
         """`network`: the base model with an adapter that can be switched off."""
-        super().__init__(network, mask_token_id, block_size)
+        super().__init__(network, mask_token_id, block_size - 1)
         self._kl_weight = kl_weight
+        self._decay = distance_decay
         self._model = GatedModel(network)
 
-    def count_targets(self, batch: dict[str, Any]) -> tuple[int, int]:
+    def count_targets(self, batch: dict[str, Any]) -> tuple[float, float]:
         """Count masks alone: the clean rows are frozen, so nothing of theirs is in the loss."""
-        return int((batch["noisy_targets"] != IGNORE).sum()), 0
+        return _mask_weight(batch, self._decay), 0
 
     def forward(self, batch: dict[str, Any], counts: LossCounts) -> tuple[Tensor, Hits]:
         """Return the loss over the noisy rows and their hits by masks seen.
@@ -166,8 +233,7 @@ class FrozenClean(Objective):
         wanted = batch["noisy_targets"] != IGNORE
         clean_hidden, past = self._model.run_clean(batch["ids"], clean)
         hidden = self._model.run_masks(noisy, clean, past)
-        # Padding rows stand at position 0, which every text has.
-        same_place = noisy.position[..., None].expand_as(hidden)
+        same_place = batch["place"][..., None].expand_as(hidden)
         losses, right = distill_losses(
             hidden[wanted],
             batch["noisy_targets"][wanted],
@@ -176,8 +242,17 @@ class FrozenClean(Objective):
             self._mask_token_id,
             self._kl_weight,
         )
-        return losses.sum() / counts.mask, self._hits(right, distance(noisy)[wanted])
+        seen = distance(noisy)[wanted]
+        loss = (losses * distance_weights(seen, self._decay)).sum() / counts.mask
+        return loss, self._hits(right, seen, loss, None)
 
 
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the loss of each row, [R]."""
     return F.cross_entropy(logits, targets, reduction="none")
+
+
+def _mask_weight(batch: dict[str, Any], decay: float) -> float:
+    """Return the sum of the weights of the masks that predict something."""
+    seen = distance(Rows(**batch["noisy"]))[batch["noisy_targets"] != IGNORE]
+    return float(distance_weights(seen, decay).sum())

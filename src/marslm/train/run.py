@@ -19,12 +19,14 @@ from marslm.files import is_writable_place
 from marslm.models.adapter import Adapter
 from marslm.models.loading import MarsModel
 from marslm.models.record import MarsRecord, marks_of
+from marslm.train.autoregressive import Autoregressive
 from marslm.train.batches import TwoStreamData
+from marslm.train.checkpoints import last_checkpoint
 from marslm.train.config import LORA_TARGETS, TuneConfig
 from marslm.train.events import Listener
 from marslm.train.objectives import FrozenClean, Objective, TwoStream
 from marslm.train.saving import save_adapter, save_model
-from marslm.train.trainer import MarsTrainer, computes_in_bfloat16, last_checkpoint
+from marslm.train.trainer import MarsTrainer, computes_in_bfloat16
 
 
 def train(
@@ -40,7 +42,8 @@ def train(
 
     The model's network is changed in place: load it anew to decode. A model that was loaded with a
     mask-only adapter goes on from its weights. `resume` continues from the last complete checkpoint
-    in `folder`.
+    in `folder`. Started by torchrun or `accelerate launch`, all processes call it with the same
+    arguments; the first one writes and is heard.
 
     Raises InputError without examples, without a checkpoint to resume from, with a folder that
     already holds a run while not resuming, or with an adapter that does not fit `config`.
@@ -52,6 +55,7 @@ def train(
     if not examples:
         raise InputError("there is nothing to train on: give examples with longer answers")
     checkpoint = checkpoint_to_resume(folder, resume=resume)
+    config = config.in_steps(len(TwoStreamData(examples, config)))
     training = {"base_model": model.name, "examples": len(examples), **asdict(config)}
     if model.adapter is not None:
         training["continues"] = model.adapter.record.training
@@ -59,19 +63,23 @@ def train(
         mode=config.mode,
         mask_token_id=model.mask_token_id,
         block_size=config.block_size,
+        **asdict(config.form),
         base=marks_of(model.network, model.tokenizer),
         training=training,
     )
-    network, objective = _prepare(model, config)
+    network, objective = prepare(model, config)
     data = TwoStreamData(examples, config)
     # A mask-only run computes in the dtype of its frozen weights, with no autocast.
     narrow = computes_in_bfloat16(model.network) and config.mode != "mask-only"
     trainer = MarsTrainer(objective, data, config, _checkpoints(folder), listener, bfloat16=narrow)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    state = trainer.gathered_state()
+    if not trainer.is_world_process_zero():
+        return record
     if isinstance(network, PeftModel):
-        save_adapter(network, record, folder)
+        save_adapter(network, record, folder, state)
     else:
-        save_model(network, model.tokenizer, record, folder)
+        save_model(network, model.tokenizer, record, folder, state)
     return record
 
 
@@ -120,27 +128,26 @@ def _checkpoints(folder: Path) -> Path:
     return folder / "checkpoints"
 
 
-def _prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | PeftModel, Objective]:
+def prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | PeftModel, Objective]:
     """Return the network with what is to be trained requiring gradients, and the objective."""
-    mask, block = model.mask_token_id, config.block_size
     # Frozen weights may be bfloat16 where that is fast; trained ones stay float32.
     narrow = computes_in_bfloat16(model.network)
     dtype = torch.bfloat16 if narrow and config.mode == "mask-only" else torch.float32
     network = model.network.to(dtype)  # type: ignore[arg-type]
+    if config.recompute:
+        network.gradient_checkpointing_enable({"use_reentrant": False})
     if config.mode == "full":
         network.requires_grad_(True)
-        return network, TwoStream(network, mask, block, config.ar_weight)
+        return network, _objective(network, model.mask_token_id, config)
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         adapted = get_peft_model(network, _lora_config(model, config))
     assert isinstance(adapted, PeftModel)
     if model.adapter is not None:
         _copy(model.adapter, adapted)
-    if config.mode == "mask-only":
-        return adapted, FrozenClean(adapted, mask, block, config.kl_weight)
-    if narrow:
+    if narrow and config.mode != "mask-only":
         _leave_inputs_narrow(adapted)
-    return adapted, TwoStream(adapted, mask, block, config.ar_weight)
+    return adapted, _objective(adapted, model.mask_token_id, config)
 
 
 def _copy(adapter: Adapter, network: PeftModel) -> None:
@@ -152,6 +159,29 @@ def _copy(adapter: Adapter, network: PeftModel) -> None:
             base.get_parameter(f"{name}.lora_B.default.weight").copy_(update.up)
         mask = "model.embed_tokens.token_adapter.trainable_tokens_delta.default"
         base.get_parameter(mask).copy_(adapter.mask_embedding)
+
+
+def _objective(network: PreTrainedModel | PeftModel, mask: int, config: TuneConfig) -> Objective:
+    if config.objective == "ar":
+        return Autoregressive(network, mask, config.most_rows)
+    if config.mode == "mask-only":
+        assert isinstance(network, PeftModel)
+        return FrozenClean(
+            network,
+            mask,
+            config.block_size,
+            config.kl_weight,
+            distance_decay=config.distance_decay,
+        )
+    return TwoStream(
+        network,
+        mask,
+        config.block_size,
+        config.ar_weight,
+        form=config.form,
+        distance_decay=config.distance_decay,
+        balance=config.balance_ar,
+    )
 
 
 def _leave_inputs_narrow(network: PeftModel) -> None:

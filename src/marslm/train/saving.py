@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from peft import PeftModel, get_peft_model_state_dict
@@ -19,8 +19,11 @@ from marslm import files
 from marslm.models.adapter import CONFIG_FILE, MASK_ONLY_PEFT_TYPE, WEIGHTS_FILE
 from marslm.models.record import FILE_NAME, MarsRecord
 
+State: TypeAlias = "dict[str, Any] | None"
+"""Weights by name where the network holds only shards of them; None: take the network's own."""
 
-def save_adapter(network: PeftModel, record: MarsRecord, folder: Path) -> None:
+
+def save_adapter(network: PeftModel, record: MarsRecord, folder: Path, state: State = None) -> None:
     """Write the adapter in PEFT's files, bfloat16, with `mars.json`.
 
     A mask-only adapter is not named LORA, so that PEFT refuses it instead of applying it to rows it
@@ -28,7 +31,7 @@ def save_adapter(network: PeftModel, record: MarsRecord, folder: Path) -> None:
     """
     weights = {
         name: tensor.to(torch.bfloat16).contiguous().cpu()
-        for name, tensor in get_peft_model_state_dict(network).items()
+        for name, tensor in get_peft_model_state_dict(network, state_dict=state).items()
     }
     config = _plain(network.peft_config["default"].to_dict())
     if record.mode == "mask-only":
@@ -45,12 +48,16 @@ def save_adapter(network: PeftModel, record: MarsRecord, folder: Path) -> None:
 
 
 def save_model(
-    network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record: MarsRecord, folder: Path
+    network: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    record: MarsRecord,
+    folder: Path,
+    state: State = None,
 ) -> None:
     """Write a whole model, loadable by transformers, with `mars.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     with files.new_folder(folder / ".model") as draft:
-        network.save_pretrained(draft)
+        network.save_pretrained(draft, state_dict=state)
         tokenizer.save_pretrained(draft)
         record.save(draft)
     _publish(folder / ".model", folder)

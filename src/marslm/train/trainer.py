@@ -5,15 +5,19 @@ Adds nothing that the Trainer does itself. Knows nothing about decoding or where
 
 from __future__ import annotations
 
-import json
-import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
 from transformers import (
@@ -21,28 +25,42 @@ from transformers import (
     PrinterCallback,
     ProgressCallback,
     Trainer,
-    TrainerCallback,
-    TrainerControl,
     TrainingArguments,
 )
 
-from marslm import files
 from marslm.core.losses import LossCounts
 from marslm.errors import InputError
-from marslm.train.batches import EndlessVisits, TwoStreamData, Visit, collate
+from marslm.train.batches import TwoStreamData, collate
 from marslm.train.budget import Budget
+from marslm.train.checkpoints import (
+    WEIGHTS,
+    SaveByTime,
+    check_same_settings,
+    mark_complete,
+    read_progress,
+)
 from marslm.train.config import TuneConfig
 from marslm.train.events import Listener, Progress, Saved
-from marslm.train.objectives import Hits, Objective
+from marslm.train.meter import Meter
+from marslm.train.objectives import Objective
+from marslm.train.visits import EndlessVisits, Visit
 
-_WEIGHTS = "trained.safetensors"
-_PROGRESS = "progress.json"
-_COMPLETE = "complete"
 _SMALL_HIDDEN_SIZE = 256
+
+_MAY_CHANGE = (
+    "steps",
+    "minutes",
+    "epochs",
+    "checkpoint_minutes",
+    "accumulation",
+    "recompute",
+    "report_to",
+)
+"""Settings that a resumed run may have otherwise: its length, and how the same step is computed."""
 
 
 class MarsTrainer(Trainer):
-    """Runs an objective module over two-stream data."""
+    """Runs an objective module over two-stream data, in one process or many."""
 
     def __init__(
         self,
@@ -59,18 +77,20 @@ class MarsTrainer(Trainer):
         self._config = config
         self._budget = Budget(config.steps, config.minutes)
         self._listener = listener
-        self._meter = _Meter(config.block_size)
         super().__init__(
             model=objective,
             args=_arguments(config, self._budget, folder, bfloat16),
             train_dataset=data,
             data_collator=collate,
-            callbacks=[self._budget, _SaveByTime(config.checkpoint_minutes)],
+            callbacks=[self._budget, SaveByTime(config.checkpoint_minutes, self._budget)],
         )
+        self._meter = Meter(config.most_rows + 1, self.args.device)
         # compute_loss divides by global counts itself.
         self.loss_is_scaled_for_ga = True
         self.remove_callback(ProgressCallback)
         self.remove_callback(PrinterCallback)
+        if self.accelerator.num_processes > 1:
+            self._budget.share_clock(self._first_process_value)
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
@@ -110,173 +130,160 @@ class MarsTrainer(Trainer):
         assert isinstance(num_items_in_batch, Tensor)
         counts = LossCounts(mask=num_items_in_batch[0], ar=num_items_in_batch[1])
         loss, hits = model(inputs, counts)
-        if not torch.isfinite(loss):
-            raise InputError(
-                f"the loss is {loss.item()} at step {self.state.global_step}; start again in "
-                "another folder with a lower learning rate"
-            )
-        self._meter.add(loss.detach(), hits, int((inputs["clean"]["document"] >= 0).sum()))
+        self._refuse_nan(loss, "the loss")
+        self._meter.add(loss, hits, (inputs["clean"]["document"] >= 0).sum())
         # Data parallelism averages gradients over ranks, but the counts are global already.
         scaled: Tensor = loss * self.accelerator.num_processes
         return scaled
 
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        """Clip as the Trainer does; a loss may be finite where its gradient is not."""
+        norm = super()._clip_grad_norm(model)  # type: ignore[no-untyped-call]
+        if norm is not None:
+            self._refuse_nan(torch.as_tensor(norm), "the gradient's norm")
+        return norm
+
+    def _refuse_nan(self, value: Tensor, name: str) -> None:
+        if not torch.isfinite(value):
+            raise InputError(
+                f"{name} is {value.item()} at step {self.state.global_step}; start again in "
+                "another folder with a lower learning rate"
+            )
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Turn the Trainer's own log call into an event."""
+        """Turn the Trainer's own log call into an event, and pass it on to its integrations."""
         if "loss" not in logs or self._meter.batches == 0:
             return
-        step = self.state.global_step
-        self._listener(
-            Progress(
-                step=step,
-                fraction=self._budget.fraction(step),
-                learning_rate=logs["learning_rate"],
-                elapsed=self._budget.elapsed,
-                seconds_left=self._budget.seconds_left(step),
-                **self._meter.read(),
-            )
+        step, facts = self.state.global_step, self._meter.read(self._add_up)
+        self._objective.rebalance(facts["mask_loss"], facts["ar_loss"])
+        if not self.is_world_process_zero():
+            return
+        progress = Progress(
+            step=step,
+            fraction=self._budget.fraction(step),
+            learning_rate=logs["learning_rate"],
+            elapsed=self._budget.elapsed,
+            seconds_left=self._budget.seconds_left(step),
+            **facts,
         )
+        if self.args.report_to:
+            super().log(_numbers(progress), start_time)
+        self._listener(progress)
+
+    def _add_up(self, sums: Tensor) -> Tensor:
+        total: Tensor = self.accelerator.reduce(sums, "sum")
+        return total
+
+    def _first_process_value(self, value: float) -> float:
+        return float(broadcast_object_list([value])[0])
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Write what is trained, and only that."""
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(self._trained(), folder / _WEIGHTS)
-        progress = {
-            "elapsed": self._budget.elapsed,
-            "tokens": self._meter.all_tokens,
-            "settings": self._settings,
-        }
-        files.write_text(folder / _PROGRESS, json.dumps(progress))
+        # Under sharding the Trainer hands over what it has gathered.
+        state = self._objective.state_dict() if state_dict is None else state_dict
+        trained = {name: state[name].contiguous() for name in self._trained_names}
+        save_file(trained, folder / WEIGHTS)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save as the Trainer does, then mark the checkpoint complete."""
         super()._save_checkpoint(model, trial)
+        # Every process writes its own random state, and the mark says that all is there.
+        self.accelerator.wait_for_everyone()
+        if not self.is_world_process_zero():
+            return
         step = self.state.global_step
         folder = Path(str(self.args.output_dir)) / f"checkpoint-{step}"
-        (folder / _COMPLETE).touch()
+        progress = {
+            "elapsed": self._budget.shared_elapsed,
+            "tokens": self._meter.all_tokens,
+            "settings": self._settings,
+            "objective": self._objective.memory(),
+        }
+        mark_complete(folder, progress)
         self._listener(Saved(step, folder))
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
         folder = Path(resume_from_checkpoint)
-        progress = json.loads((folder / _PROGRESS).read_text(encoding="utf-8"))
-        self._check_same_settings(progress["settings"])
+        progress = read_progress(folder)
+        check_same_settings(progress["settings"], self._settings)
         self._budget.continue_from(progress["elapsed"])
         self._meter.all_tokens = progress["tokens"]
-        saved, trained = load_file(folder / _WEIGHTS), self._trained()
-        with torch.no_grad():
-            for name, weight in trained.items():
-                weight.copy_(saved[name])
+        self._objective.remember(progress["objective"])
+        saved = cast("dict[str, Any]", load_file(folder / WEIGHTS))
+        if self.is_fsdp_enabled:
+            options = StateDictOptions(full_state_dict=True, strict=False)
+            set_model_state_dict(self._objective, saved, options=options)
+        else:
+            self._objective.load_state_dict(saved, strict=False)
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What must be the same when a run is resumed: everything but its length."""
+        """What must be the same when a run is resumed."""
         data = self.train_dataset
         assert isinstance(data, TwoStreamData)
         settings = asdict(self._config)
-        for length in ("steps", "minutes", "checkpoint_minutes"):
-            del settings[length]
+        for name in _MAY_CHANGE:
+            del settings[name]
         return {**settings, "examples": len(data), "data": data.digest}
 
-    def _check_same_settings(self, saved: dict[str, Any]) -> None:
-        other = [name for name, value in self._settings.items() if saved.get(name) != value]
-        if other:
-            raise InputError(
-                f"this run was started with another {other[0]} ({saved.get(other[0])}): resume "
-                "with the same settings, or start anew in another folder"
-            )
+    def gathered_state(self) -> dict[str, Any] | None:
+        """Return the network's whole state where processes hold shards of it, else None.
 
-    def _trained(self) -> dict[str, Tensor]:
-        assert isinstance(self.model, nn.Module)
-        return {n: p.detach() for n, p in self.model.named_parameters() if p.requires_grad}
+        All processes call it together.
+        """
+        if not self.is_fsdp_enabled:
+            return None
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(self._objective, options=options)
+        return {name.removeprefix("network."): weight for name, weight in state.items()}
 
-
-class _Meter:
-    """Sums of one log interval."""
-
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
-        self.all_tokens = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self.batches = 0
-        self._tokens = 0
-        self._loss = 0.0
-        self._correct = torch.zeros(self._block_size)
-        self._total = torch.zeros(self._block_size)
-        self._since = time.monotonic()
-
-    def add(self, loss: Tensor, hits: Hits, tokens: int) -> None:
-        self.batches += 1
-        self._loss += loss.item()
-        self._tokens += tokens
-        self.all_tokens += tokens
-        self._correct += hits.correct.cpu()
-        self._total += hits.total.cpu()
-
-    def read(self) -> dict[str, Any]:
-        """Return the facts since the last call: one optimiser step, since every step is logged."""
-        pairs = zip(self._correct.tolist(), self._total.tolist(), strict=True)
-        facts = {
-            # Micro-batches are parts of one global mean, so they add up.
-            "loss": self._loss,
-            "accuracy": tuple(c / t if t else None for c, t in pairs),
-            "tokens": self.all_tokens,
-            "tokens_per_second": self._tokens / max(1e-9, time.monotonic() - self._since),
-        }
-        self._reset()
-        return facts
+    @property
+    def _trained_names(self) -> set[str]:
+        named = self._objective.named_parameters()
+        return {name for name, weight in named if weight.requires_grad}
 
 
-class _SaveByTime(TrainerCallback):
-    """Asks for a checkpoint every so many minutes."""
-
-    def __init__(self, minutes: float) -> None:
-        self._seconds = minutes * 60
-        self._last = time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
-        if time.monotonic() - self._last >= self._seconds:
-            control.should_save = True
-
-    def on_save(self, *_: Any, **__: Any) -> None:
-        self._last = time.monotonic()
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest complete checkpoint; a killed run may have left an incomplete one."""
-    complete = [mark.parent for mark in folder.glob(f"checkpoint-*/{_COMPLETE}")]
-    return max(complete, key=step_of, default=None)
-
-
-def step_of(checkpoint: Path) -> int:
-    """Return after how many steps a checkpoint was written."""
-    return int(checkpoint.name.split("-")[1])
+def _numbers(progress: Progress) -> dict[str, float]:
+    """Return what a dashboard can draw, under flat names."""
+    facts = asdict(progress)
+    accuracy = {f"accuracy/{seen}_masks": a for seen, a in enumerate(facts.pop("accuracy"))}
+    return {name: float(v) for name, v in {**facts, **accuracy}.items() if v is not None}
 
 
 def _arguments(
     config: TuneConfig, budget: Budget, folder: Path, bfloat16: bool
 ) -> TrainingArguments:
-    return TrainingArguments(
+
+    arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=budget.max_steps,
-        per_device_train_batch_size=config.batch_size // config.accumulation,
         gradient_accumulation_steps=config.accumulation,
         learning_rate=config.learning_rate,
         weight_decay=0.0,
         use_cpu=not torch.cuda.is_available(),
+        ddp_find_unused_parameters=False,
         bf16=bfloat16,
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="no",
         save_total_limit=2,
         remove_unused_columns=False,
-        report_to="none",
+        report_to=config.report_to,
         seed=config.seed,
         disable_tqdm=True,
     )
+    parts = config.accumulation * arguments.world_size
+    if config.batch_size % parts:
+        raise InputError(
+            f"batch_size {config.batch_size} is not a multiple of accumulation times processes, "
+            f"{parts}: change one of them"
+        )
+    arguments.per_device_train_batch_size = config.batch_size // parts
+    return arguments
 
 
 def computes_in_bfloat16(network: PreTrainedModel) -> bool:

@@ -6,22 +6,25 @@ Knows nothing about how progress is shown.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from accelerate import PartialState
+
 from marslm import files
 from marslm.data.dialogues import Dialogue, read_dialogues
-from marslm.data.encode import Example, encode_all, encode_prompt
+from marslm.data.encode import Example, Turns, encode_all, encode_prompt
 from marslm.distill.answers import AnswerProgress, answer_all
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel, load
+from marslm.train.checkpoints import step_of
 from marslm.train.config import TuneConfig
 from marslm.train.events import Event as TrainEvent
 from marslm.train.events import Progress
 from marslm.train.run import check_adapter_fits, checkpoint_to_resume, train
-from marslm.train.trainer import step_of
 from marslm.tuning.held_out import HeldOutResult, measure_held_out
 
 AnswerSource: TypeAlias = Literal["gold", "self"]
@@ -29,10 +32,13 @@ AnswerSource: TypeAlias = Literal["gold", "self"]
 
 @dataclass(frozen=True)
 class DataReady:
-    """Examples are encoded. sample: the first example, for showing what is supervised."""
+    """Examples are encoded. sample: the first example, for showing what is supervised.
+
+    dropped: how many rows gave none, by reason.
+    """
 
     examples: int
-    dropped: int
+    dropped: dict[str, int]
     tokens: int
     supervised_tokens: int
     held_out: int
@@ -57,8 +63,9 @@ class TuneJob:
 
     data: a file or Hub data set. rows: how many of its rows to train on. held_out: how many more,
     kept out of training, to measure on afterwards. answers: whose answers to learn; by default the
-    model's own for mask-only, which has to reproduce them, and the data's otherwise. from_adapter:
-    a mask-only adapter whose weights the run starts from.
+    model's own for mask-only, which has to reproduce them, and the data's otherwise. turns: which
+    of the data's assistant turns to learn. from_adapter: a mask-only adapter whose weights the run
+    starts from.
     """
 
     model: str
@@ -71,10 +78,15 @@ class TuneJob:
     mask_token_id: int | None = None
     max_new_tokens: int = 256
     from_adapter: Path | None = None
+    turns: Turns = "all"
     resume: bool = False
 
     def __post_init__(self) -> None:
         """Raise InputError for numbers that cannot be meant."""
+        for name, choices in (("answers", (None, "gold", "self")), ("turns", ("all", "last"))):
+            if getattr(self, name) not in choices:
+                names = " or ".join(filter(None, choices))
+                raise InputError(f"{name} is {getattr(self, name)!r}: choose {names}")
         for name, least in (("rows", 1), ("held_out", 0), ("max_new_tokens", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -96,7 +108,7 @@ def tune(job: TuneJob, listener: Listener = lambda event: None) -> list[HeldOutR
     listener(_ready(model, examples, dropped, len(prompts)))
     log = _LogFile(job.output / "log.jsonl", listener, checkpoint)
     train(model, examples, job.config, job.output, resume=job.resume, listener=log)
-    if not prompts:
+    if not prompts or not PartialState().is_main_process:
         return []
     results = measure_held_out(job.model, job.output, prompts)
     log.write({"event": "held_out", "results": [asdict(result) for result in results]})
@@ -131,6 +143,12 @@ def _read(job: TuneJob) -> tuple[list[Dialogue], list[Dialogue]]:
             "give more rows or hold out fewer"
         )
     split = len(dialogues) - job.held_out
+    if job.rows is not None and split < job.rows:
+        warnings.warn(
+            f"{job.data} has {len(dialogues)} rows: {split} to train on, not the {job.rows} that "
+            f"were asked for, and {job.held_out} held out",
+            stacklevel=3,
+        )
     return dialogues[:split], dialogues[split:]
 
 
@@ -138,7 +156,10 @@ def _held_out_prompts(
     job: TuneJob, model: MarsModel, dialogues: Sequence[Dialogue]
 ) -> list[list[int]]:
     """Return the held-out prompts that are no longer than a training sequence may be."""
-    encoded = [encode_prompt(model.tokenizer, dialogue.prompt) for dialogue in dialogues]
+    encoded = [
+        encode_prompt(model.tokenizer, dialogue.prompt, tools=dialogue.tools)
+        for dialogue in dialogues
+    ]
     return [ids for ids in encoded if len(ids) < job.config.max_length]
 
 
@@ -148,11 +169,13 @@ def _answers(job: TuneJob) -> AnswerSource:
 
 def _encode(
     job: TuneJob, model: MarsModel, dialogues: list[Dialogue], listener: Listener
-) -> tuple[list[Example], int]:
-    """Return examples, and how many dialogues gave none."""
+) -> tuple[list[Example], dict[str, int]]:
+    """Return examples, and how many dialogues gave none, by reason."""
     if _answers(job) == "gold":
-        examples, report = encode_all(model.tokenizer, dialogues, max_length=job.config.max_length)
-        return examples, report.too_long + report.unsupervised
+        examples, report = encode_all(
+            model.tokenizer, dialogues, max_length=job.config.max_length, turns=job.turns
+        )
+        return examples, {"too long": report.too_long, "no answer": report.unsupervised}
     examples = answer_all(
         model,
         dialogues,
@@ -161,10 +184,12 @@ def _encode(
         max_new_tokens=job.max_new_tokens,
         listener=listener,
     )
-    return examples, len(dialogues) - len(examples)
+    return examples, {"no room for an answer": len(dialogues) - len(examples)}
 
 
-def _ready(model: MarsModel, examples: list[Example], dropped: int, held_out: int) -> DataReady:
+def _ready(
+    model: MarsModel, examples: list[Example], dropped: dict[str, int], held_out: int
+) -> DataReady:
     return DataReady(
         examples=len(examples),
         dropped=dropped,

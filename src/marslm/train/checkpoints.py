@@ -1,0 +1,75 @@
+"""Checkpoints of a run: when one is due, which is whole, what it holds beside the optimiser.
+
+A checkpoint counts once its mark is there, and that comes last, so a killed run leaves no half one.
+Knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl
+
+from marslm import files
+from marslm.errors import InputError
+from marslm.train.budget import Budget
+
+WEIGHTS = "trained.safetensors"
+_PROGRESS = "progress.json"
+_COMPLETE = "complete"
+
+
+class SaveByTime(TrainerCallback):
+    """Asks for a checkpoint every so many minutes of the run."""
+
+    def __init__(self, minutes: float, budget: Budget) -> None:
+        """`budget` keeps the clock, which all processes share."""
+        self._seconds = minutes * 60
+        self._budget = budget
+        self._last: float | None = None
+
+    def on_step_end(self, args: Any, state: Any, control: TrainerControl, **_: Any) -> None:
+        """Ask when the time has come."""
+        if self._last is None:
+            self._last = self._budget.started_at
+        if self._budget.shared_elapsed - self._last >= self._seconds:
+            control.should_save = True
+
+    def on_save(self, *_: Any, **__: Any) -> None:
+        """Count from here."""
+        self._last = self._budget.shared_elapsed
+
+
+def mark_complete(folder: Path, progress: dict[str, Any]) -> None:
+    """Write `progress` into a checkpoint whose other files are there, and make it count."""
+    files.write_text(folder / _PROGRESS, json.dumps(progress))
+    (folder / _COMPLETE).touch()
+
+
+def read_progress(folder: Path) -> dict[str, Any]:
+    """Return what `mark_complete` wrote."""
+    progress: dict[str, Any] = json.loads((folder / _PROGRESS).read_text(encoding="utf-8"))
+    return progress
+
+
+def check_same_settings(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise InputError if a run would be resumed with settings other than its own."""
+    other = [name for name, value in now.items() if saved.get(name) != value]
+    if other:
+        raise InputError(
+            f"this run was started with another {other[0]} ({saved.get(other[0])}): resume "
+            "with the same settings, or start anew in another folder"
+        )
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint; a killed run may have left an incomplete one."""
+    complete = [mark.parent for mark in folder.glob(f"checkpoint-*/{_COMPLETE}")]
+    return max(complete, key=step_of, default=None)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return after how many steps a checkpoint was written."""
+    return int(checkpoint.name.split("-")[1])

@@ -1,0 +1,222 @@
+"""What a training objective costs against plain fine-tuning: time per clean token, peak memory.
+
+Same model, data, batch and hardware. Times: one process holds all objectives' trainers in turn, and
+every round gives each a step, so a slow minute of the machine falls on all. Memory: a fresh process
+for each objective, which takes a few steps and reports its peak. Knows nothing about tables.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from marslm.core.losses import LossCounts
+from marslm.data import arithmetic
+from marslm.data.encode import Example, encode_all, example_from_answer
+from marslm.errors import InputError
+from marslm.models.loading import load
+from marslm.report import Row
+from marslm.train.batches import TwoStreamData, collate
+from marslm.train.config import TuneConfig
+from marslm.train.run import prepare
+from marslm.train.trainer import computes_in_bfloat16
+
+BASELINE = "ar"
+"""What the ratios are against: full fine-tuning."""
+
+_WARM_UP = 2
+_MEMORY_STEPS = 3
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The model and batch that every objective is measured with."""
+
+    model: str
+    batch_size: int
+    length: int
+
+
+SETTINGS = {
+    "tiny": Setting("tiny", batch_size=16, length=128),
+    "smollm2": Setting("smollm2", batch_size=4, length=256),
+}
+
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    BASELINE: {"mode": "full", "objective": "ar"},
+    "ar-lora": {"mode": "lora", "objective": "ar"},
+    "mars": {"mode": "full", "block_size": 4},
+    "mars-anchors": {"mode": "full", "block_size": 4, "anchors": 12},
+    "mask-only": {"mode": "mask-only", "block_size": 5, "anchors": 48, "kl_weight": 0.0},
+    "mask-only-kl": {"mode": "mask-only", "block_size": 5, "anchors": 48, "kl_weight": 0.5},
+    "block-diffusion": {"mode": "full", "objective": "block_diffusion", "block_size": 4},
+}
+"""Rows of the report. mars is the paper's: a noisy copy of every answer token."""
+
+
+class Bench:
+    """One objective ready to take steps on its own copy of the model."""
+
+    def __init__(self, setting: Setting, name: str) -> None:
+        """Load the model and its optimiser."""
+        settings = {**OBJECTIVES[name], "steps": 1, "batch_size": setting.batch_size}
+        config = TuneConfig.for_mode(**settings)
+        model = load(setting.model)
+        self._narrow = computes_in_bfloat16(model.network)
+        _, self._objective = prepare(model, config)
+        self._objective.train()
+        data = TwoStreamData(make_examples(setting, model.tokenizer), config)
+        size = setting.batch_size
+        self._batches = [
+            collate([data[turn, turn * size + i] for i in range(size)])
+            for turn in range(len(data) // size)
+        ]
+        self._device = next(self._objective.parameters()).device
+        trained = [p for p in self._objective.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(trained, lr=1e-5, foreach=True)
+        self._trained = trained
+        self._turn = 0
+
+    def step(self) -> tuple[float, int]:
+        """Take one optimiser step; return its seconds and its clean tokens."""
+        batch = _to(self._batches[self._turn % len(self._batches)], self._device)
+        self._turn += 1
+        start = time.perf_counter()
+        counts = LossCounts(*(max(1.0, c) for c in self._objective.count_targets(batch)))
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._narrow):
+            loss, _ = self._objective(batch, counts)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._trained, 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - start, int((batch["clean"]["document"] >= 0).sum())
+
+
+def make_examples(setting: Setting, tokenizer: Any) -> list[Example]:
+    """Return examples that all objectives see: sums for tiny, else texts of one length.
+
+    What the texts say does not matter to a step's cost; a quarter of each is prompt.
+    """
+    count = 4 * setting.batch_size
+    if setting.model == "tiny":
+        dialogues = [problem.dialogue for problem in arithmetic.problems(count, seed=0)]
+        return encode_all(tokenizer, dialogues, max_length=setting.length)[0]
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(1000, 40_000, (count, setting.length), generator=draw).tolist()
+    prompt = setting.length // 4
+    return [example_from_answer(text[:prompt], text[prompt:], "made") for text in ids]
+
+
+def measure(
+    model: str,
+    names: Sequence[str],
+    *,
+    rounds: int,
+    listener: Callable[[str], None] = lambda what: None,
+) -> list[Row]:
+    """Return a row for each objective, ratios against `BASELINE`, which is always measured.
+
+    Raises InputError for an unknown model or objective.
+    """
+    check(model, names)
+    wanted = list(dict.fromkeys([BASELINE, *names]))
+    memory = {}
+    for name in wanted:
+        listener(f"memory of {name}")
+        memory[name] = _memory_in_a_process(model, name)
+    seconds = _time_in_turn(SETTINGS[model], wanted, rounds, listener)
+    return [_row(model, name, seconds, memory) for name in wanted]
+
+
+def check(model: str, names: Sequence[str]) -> None:
+    """Raise InputError for an unknown model or objective."""
+    if model not in SETTINGS:
+        raise InputError(f"no training benchmark for {model!r}: choose {' or '.join(SETTINGS)}")
+    for name in names:
+        if name not in OBJECTIVES:
+            known = ", ".join(OBJECTIVES)
+            raise InputError(f"unknown objective {name!r}: choose from {known}")
+
+
+def _time_in_turn(
+    setting: Setting, names: Sequence[str], rounds: int, listener: Callable[[str], None]
+) -> dict[str, list[float]]:
+    """Return seconds per clean token of each step, the objectives taking turns."""
+    benches = {name: Bench(setting, name) for name in names}
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(-_WARM_UP, rounds):
+        shift = number % len(names)
+        for name in [*names[shift:], *names[:shift]]:
+            seconds, tokens = benches[name].step()
+            if number >= 0:
+                found[name].append(seconds / tokens)
+        listener(f"round {max(0, number + 1)} of {rounds}")
+    return found
+
+
+def _row(
+    model: str, name: str, seconds: dict[str, list[float]], memory: dict[str, dict[str, float]]
+) -> Row:
+    ours, plain = statistics.median(seconds[name]), statistics.median(seconds[BASELINE])
+    pairs = zip(seconds[name], seconds[BASELINE], strict=True)
+    return {
+        "model": model,
+        "objective": name,
+        # Of steps that stand side by side, so that a slow stretch counts on both sides.
+        "time_ratio": statistics.median(a / b for a, b in pairs),
+        "time_ratio_of_medians": ours / plain,
+        "memory_ratio": memory[name]["peak"] / memory[BASELINE]["peak"],
+        "training_memory_ratio": memory[name]["training"] / memory[BASELINE]["training"],
+        "tokens_per_second": 1 / ours,
+        "peak_mib": memory[name]["peak"],
+        "training_mib": memory[name]["training"],
+        "rounds": len(seconds[name]),
+    }
+
+
+def report_memory(model: str, name: str) -> None:
+    """Take a few steps and print the peak, in MiB, as JSON; a process of its own runs this.
+
+    peak: of the whole process, or of the GPU's allocations. training: what the steps added to it.
+    """
+    bench = Bench(SETTINGS[model], name)
+    before = _peak_mib()
+    for _ in range(_MEMORY_STEPS):
+        bench.step()
+    print(json.dumps({"peak": _peak_mib(), "training": _peak_mib() - before}))
+
+
+def _peak_mib() -> float:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / _MIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _memory_in_a_process(model: str, name: str) -> dict[str, float]:
+    code = f"from marslm.tuning.cost import report_memory; report_memory({model!r}, {name!r})"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise InputError(f"measuring {name} failed: {done.stderr.strip().splitlines()[-1]}")
+    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, dict):
+        return {name: _to(value, device) for name, value in batch.items()}
+    return batch.to(device)
