@@ -184,8 +184,8 @@ def test_a_prompt_beyond_the_context(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "give the length of the run as either steps or minutes"),
-        (["--steps", 2, "--minutes", 1], "either steps or minutes"),
+        ([], "give the length of the run as one of steps, minutes and epochs"),
+        (["--steps", 2, "--minutes", 1], "one of steps, minutes and epochs"),
         (["--steps", 0], "steps is 0: give more than 0"),
         (["--minutes", 0], "minutes is 0.0: give more than 0"),
         (["--steps", 2, "--mode", "qlora"], "choose full, lora or mask-only"),

@@ -210,3 +210,22 @@ def test_the_cache_folder_follows_the_environment(
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert gguf.cache_folder() == tmp_path / ".cache" / "marslm"
+
+
+def test_the_authors_checkpoints_load_as_the_stock_architecture(
+    changed: Callable[..., Path], base_folder: Path
+) -> None:
+    """Their own model type and remote code are not needed: the weights are the stock model's."""
+    folder = changed(
+        model_type="a2d-qwen2",
+        architectures=["A2DQwen2LMHeadModel"],
+        auto_map={"AutoConfig": "modeling.A2DQwen2Config"},
+    )
+    model, plain = load(str(folder)), load(str(base_folder))
+    assert type(model.network) is type(plain.network)
+    assert model.record is not None
+    assert (model.record.block_start, model.record.block_size) == ("previous_mask", 4)
+    assert model.mask_token_id == plain.mask_token_id
+    for name, weight in plain.network.state_dict().items():
+        assert torch.equal(model.network.state_dict()[name], weight), name
+    assert plain.record is None

@@ -11,8 +11,8 @@ from marslm.train.config import TuneConfig, check_meaningful
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({}, "as either steps or minutes"),
-        ({"steps": 5, "minutes": 5.0}, "as either steps or minutes"),
+        ({}, "as one of steps, minutes and epochs"),
+        ({"steps": 5, "minutes": 5.0}, "as one of steps, minutes and epochs"),
         ({"steps": 0}, "steps is 0: give more than 0"),
         ({"minutes": -1.0}, "minutes is -1.0: give more than 0"),
         ({"minutes": float("nan")}, "minutes is nan"),

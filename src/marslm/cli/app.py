@@ -15,10 +15,17 @@ from typing import Annotated
 import typer
 
 from marslm._version import __version__
-from marslm.cli import bench, chat, demo, distill, generate, info, tune
+from marslm.cli import bench, chat, demo, distill, generate, info, plot, tune
 from marslm.errors import InputError
 
-_EXTRAS = {"peft": "train", "accelerate": "train", "datasets": "train", "gguf": "gguf"}
+_EXTRAS = {
+    "peft": "train",
+    "accelerate": "train",
+    "datasets": "train",
+    "yaml": "train",
+    "matplotlib": "bench",
+    "gguf": "gguf",
+}
 """Which extra brings an optional package."""
 
 app = typer.Typer(
@@ -32,6 +39,7 @@ app = typer.Typer(
 app.command(epilog=demo.EXAMPLES)(demo.demo)
 app.command(epilog=tune.EXAMPLES)(tune.tune)
 app.command(epilog=distill.EXAMPLES)(distill.distill)
+app.command(epilog=plot.EXAMPLES)(plot.plot)
 app.command(epilog=generate.EXAMPLES)(generate.generate)
 app.command(epilog=chat.EXAMPLES)(chat.chat)
 app.command(epilog=info.EXAMPLES)(info.info)

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
@@ -23,6 +22,7 @@ from transformers import (
 
 from marslm.errors import InputError
 from marslm.models import short_names, tiny
+from marslm.models.a2d import authors_record, read_config
 from marslm.models.adapter import CONFIG_FILE, Adapter, check_adapter, merge, read_adapter
 from marslm.models.gguf import converted_folder
 from marslm.models.mask_token import check_mask_token, choose_mask_token
@@ -97,6 +97,7 @@ def load(
     elif mask_token_id is None:
         mask_token_id = choose_mask_token(tokenizer, network.config)
     check_mask_token(mask_token_id, tokenizer, network.config)
+    record = record or authors_record(network, tokenizer, mask_token_id)
     network = network.to(device).eval()  # type: ignore[arg-type]
     return MarsModel(name, network, tokenizer, mask_token_id, record, loaded)
 
@@ -139,8 +140,9 @@ def _from_pretrained(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     with _told(name):
         # The configuration comes first: an unsupported model is refused before its weights load.
-        check_supported(AutoConfig.from_pretrained(place), name)
-        network = AutoModelForCausalLM.from_pretrained(place, dtype=dtype or "auto")
+        config = read_config(place)
+        check_supported(config, name)
+        network = AutoModelForCausalLM.from_pretrained(place, config=config, dtype=dtype or "auto")
         return network, _load_tokenizer(place)
 
 

@@ -5,7 +5,6 @@ Knows nothing about how progress is shown.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,18 +13,16 @@ from typing import Literal, TypeAlias
 
 from accelerate import PartialState
 
-from marslm import files
 from marslm.data.dialogues import Dialogue, read_dialogues
 from marslm.data.encode import Example, Turns, encode_all, encode_prompt
 from marslm.distill.answers import AnswerProgress, answer_all
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel, load
-from marslm.train.checkpoints import step_of
 from marslm.train.config import TuneConfig
 from marslm.train.events import Event as TrainEvent
-from marslm.train.events import Progress
 from marslm.train.run import check_adapter_fits, checkpoint_to_resume, train
 from marslm.tuning.held_out import HeldOutResult, measure_held_out
+from marslm.tuning.log import LogFile
 
 AnswerSource: TypeAlias = Literal["gold", "self"]
 
@@ -106,7 +103,7 @@ def tune(job: TuneJob, listener: Listener = lambda event: None) -> list[HeldOutR
     prompts = _held_out_prompts(job, model, held_out)
     examples, dropped = _encode(job, model, training, listener)
     listener(_ready(model, examples, dropped, len(prompts)))
-    log = _LogFile(job.output / "log.jsonl", listener, checkpoint)
+    log = LogFile(job.output, listener, checkpoint)
     train(model, examples, job.config, job.output, resume=job.resume, listener=log)
     if not prompts or not PartialState().is_main_process:
         return []
@@ -199,27 +196,3 @@ def _ready(
         sample=examples[0],
         model=model,
     )
-
-
-class _LogFile:
-    """Appends training events to a file, one JSON object a line, and passes them on."""
-
-    def __init__(self, path: Path, listener: Listener, checkpoint: Path | None) -> None:
-        """Keep what an earlier part logged up to its checkpoint: the rest will be run again."""
-        self._path = path
-        self._listener = listener
-        last_step = step_of(checkpoint) if checkpoint else 0
-        if path.exists():
-            rows = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [row for row in rows if json.loads(row).get("step", last_step + 1) <= last_step]
-            files.write_text(path, "".join(kept))
-
-    def __call__(self, event: TrainEvent) -> None:
-        if isinstance(event, Progress):
-            self.write({"event": "step", **asdict(event)})
-        self._listener(event)
-
-    def write(self, row: dict[str, object]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
