@@ -241,7 +241,7 @@ def test_rows_that_are_too_long_are_counted_and_said(
     result = cli("tune", *arguments, "--max-length", 128, "--held-out", 0)
     assert result.code == 0
     assert "2 examples" in result.out
-    assert "2 rows dropped" in result.out
+    assert "rows dropped: 2 (too long)" in result.out
 
 
 @pytest.mark.parametrize("command", ["generate", "info"])
