@@ -36,10 +36,7 @@ class SaveByTime(TrainerCallback):
             self._last = self._budget.started_at
         if self._budget.shared_elapsed - self._last >= self._seconds:
             control.should_save = True
-
-    def on_save(self, *_: Any, **__: Any) -> None:
-        """Count from here."""
-        self._last = self._budget.shared_elapsed
+            self._last = self._budget.shared_elapsed
 
 
 def mark_complete(folder: Path, progress: dict[str, Any]) -> None:
