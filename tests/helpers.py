@@ -140,7 +140,7 @@ def build_runner(
 
 def facts_for(mask_token_id: int) -> EngineFacts:
     """Return what an engine tells a strategy that asks for [MASK] alone."""
-    model: Any = SimpleNamespace(mask_token_id=mask_token_id)
+    model: Any = SimpleNamespace(name="made", mask_token_id=mask_token_id, record=None)
     return EngineFacts(model, slots=1, max_length=64)
 
 

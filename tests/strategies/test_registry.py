@@ -26,10 +26,15 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_built_in_strategies() -> None:
-    assert strategy_names() == BUILT_IN
-    for name in strategy_names():
+    assert strategy_names() == [*BUILT_IN, "block_diffusion"]
+    for name in BUILT_IN:
         assert create_strategy(name, FACTS).name == name
         assert create_strategy(name, FACTS).exact == (name != "mars")
+
+
+def test_a_strategy_that_a_model_was_not_trained_for_is_refused() -> None:
+    with pytest.raises(InputError, match="was not trained to fill blocks in any order: train one"):
+        create_strategy("block_diffusion", FACTS)
 
 
 @pytest.mark.parametrize("use", [check_strategy, lambda name: create_strategy(name, FACTS)])

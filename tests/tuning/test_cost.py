@@ -17,7 +17,7 @@ def test_objectives_take_turns_and_are_compared_with_full_fine_tuning(
     monkeypatch.setattr(
         cost,
         "_memory_in_a_process",
-        lambda model, name: {"peak": peaks[name], "training": peaks[name] / 2},
+        lambda model, name: {"peak": peaks[name], "steps": peaks[name] / 2},
     )
     rows = cost.measure("tiny", ["mars", "mask-only"], rounds=2)
     assert [row["objective"] for row in rows] == ["ar", "mars", "mask-only"]

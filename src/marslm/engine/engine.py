@@ -24,7 +24,7 @@ from marslm.runtime.sequence import Sequence
 from marslm.runtime.stopping import Transcript
 from marslm.runtime.window import Window
 from marslm.strategies.base import EngineFacts, StepSettings, Strategy
-from marslm.strategies.registry import check_strategy, create_strategy
+from marslm.strategies.registry import create_strategy
 
 _DEFAULT_LENGTH = 4096
 
@@ -83,7 +83,7 @@ class Engine:
         """Queue a prompt of token ids; InputError if it cannot be answered."""
         params = params or SamplingParams()
         if params.strategy is not None:
-            check_strategy(params.strategy)
+            self._strategy(params.strategy)  # refuses what this model cannot do
         room = self.check_prompt(prompt)
         params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
         transcript = Transcript(self.model.tokenizer, params, self.model.end_token_ids)
@@ -144,14 +144,13 @@ class Engine:
         """Choose a request's strategy for this step."""
         params = sequence.params
         name = params.strategy or self.speed.strategy
-        if name not in self._strategies:
-            self._strategies[name] = create_strategy(name, self.facts)
+        strategy = self._strategy(name)
         if sequence.strategy != name:
             self._release(sequence)
             sequence.strategy = name
         block = params.block or trained_block(self.model)
         tau = self.speed.tau if params.tau is None else params.tau
-        return _Plan(sequence, chunk, self._strategies[name], StepSettings(block, tau, rows))
+        return _Plan(sequence, chunk, strategy, StepSettings(block, tau, rows))
 
     def _add_windows(self, plans: list[_Plan]) -> None:
         """Ask each strategy for the windows of its requests, all at once."""
@@ -179,6 +178,12 @@ class Engine:
             self._release(sequence)
             self._scheduler.retire(sequence)
         return StepEvent(sequence, tokens, sequence.transcript.take_new_text())
+
+    def _strategy(self, name: str) -> Strategy:
+        """Return the engine's own object of a strategy, made when it is first asked for."""
+        if name not in self._strategies:
+            self._strategies[name] = create_strategy(name, self.facts)
+        return self._strategies[name]
 
     def _release(self, sequence: Sequence) -> None:
         """Let the strategy that served a request forget it."""

@@ -39,8 +39,9 @@ class EngineFacts:
 class Outcome:
     """What a step brought one request.
 
-    new_tokens: accepted tokens, left to right, at least one. kept: how many leading window entries
-    are among them, so that their keys and values stay in the cache; they must be one chain.
+    new_tokens: accepted tokens, left to right; at least one, unless a block fills over several
+    steps. kept: how many leading window entries are among them, so that their keys and values stay
+    in the cache; they must be one chain.
     """
 
     new_tokens: list[int]

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from marslm.errors import InputError
 from marslm.strategies.autoregressive import Autoregressive
 from marslm.strategies.base import EngineFacts, Strategy
+from marslm.strategies.block_diffusion import BlockDiffusion
 from marslm.strategies.lossless import Lossless, LosslessChain, LosslessTree
 from marslm.strategies.mars import Mars
 
@@ -23,6 +24,7 @@ _FACTORIES: dict[str, Factory] = {
     "lossless": Lossless,
     "lossless-chain": LosslessChain,
     "lossless-tree": LosslessTree,
+    "block_diffusion": BlockDiffusion,
 }
 
 

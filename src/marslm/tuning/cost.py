@@ -1,8 +1,8 @@
 """What a training objective costs against plain fine-tuning: time per clean token, peak memory.
 
-Same model, data, batch and hardware. Times: one process holds all objectives' trainers in turn, and
-every round gives each a step, so a slow minute of the machine falls on all. Memory: a fresh process
-for each objective, which takes a few steps and reports its peak. Knows nothing about tables.
+Same model, data, batch and hardware. Times: an objective and the baseline take steps in turn, so a
+slow minute of the machine falls on both. Memory: a fresh process for each objective, which takes a
+few steps and reports its peak. Knows nothing about tables.
 """
 
 from __future__ import annotations
@@ -137,8 +137,12 @@ def measure(
     for name in wanted:
         listener(f"memory of {name}")
         memory[name] = _memory_in_a_process(model, name)
-    seconds = _time_in_turn(SETTINGS[model], wanted, rounds, listener)
-    return [_row(model, name, seconds, memory) for name in wanted]
+    plain, rows = Bench(SETTINGS[model], BASELINE), []
+    for name in wanted:
+        listener(f"time of {name}")
+        other = plain if name == BASELINE else Bench(SETTINGS[model], name)
+        rows.append(_row(model, name, _time_in_turn(plain, other, rounds), memory))
+    return rows
 
 
 def check(model: str, names: Sequence[str]) -> None:
@@ -151,52 +155,54 @@ def check(model: str, names: Sequence[str]) -> None:
             raise InputError(f"unknown objective {name!r}: choose from {known}")
 
 
-def _time_in_turn(
-    setting: Setting, names: Sequence[str], rounds: int, listener: Callable[[str], None]
-) -> dict[str, list[float]]:
-    """Return seconds per clean token of each step, the objectives taking turns."""
-    benches = {name: Bench(setting, name) for name in names}
-    found: dict[str, list[float]] = {name: [] for name in names}
+@dataclass(frozen=True)
+class _Times:
+    """Seconds per clean token of an objective's steps, and of the baseline's beside them."""
+
+    ours: list[float]
+    plain: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """The median over pairs of neighbours, so that a slow stretch counts on both sides."""
+        return statistics.median(a / b for a, b in zip(self.ours, self.plain, strict=True))
+
+
+def _time_in_turn(plain: Bench, other: Bench, rounds: int) -> _Times:
+    """Step both alternately, the first of each pair in turn."""
+    times = _Times([], [])
     for number in range(-_WARM_UP, rounds):
-        shift = number % len(names)
-        for name in [*names[shift:], *names[:shift]]:
-            seconds, tokens = benches[name].step()
+        pair = [(plain, times.plain), (other, times.ours)]
+        for bench, found in pair if number % 2 else reversed(pair):
+            seconds, tokens = bench.step()
             if number >= 0:
-                found[name].append(seconds / tokens)
-        listener(f"round {max(0, number + 1)} of {rounds}")
-    return found
+                found.append(seconds / tokens)
+    return times
 
 
-def _row(
-    model: str, name: str, seconds: dict[str, list[float]], memory: dict[str, dict[str, float]]
-) -> Row:
-    ours, plain = statistics.median(seconds[name]), statistics.median(seconds[BASELINE])
-    pairs = zip(seconds[name], seconds[BASELINE], strict=True)
+def _row(model: str, name: str, times: _Times, memory: dict[str, dict[str, float]]) -> Row:
     return {
         "model": model,
         "objective": name,
-        # Of steps that stand side by side, so that a slow stretch counts on both sides.
-        "time_ratio": statistics.median(a / b for a, b in pairs),
-        "time_ratio_of_medians": ours / plain,
+        "time_ratio": 1.0 if name == BASELINE else times.ratio,
         "memory_ratio": memory[name]["peak"] / memory[BASELINE]["peak"],
-        "training_memory_ratio": memory[name]["training"] / memory[BASELINE]["training"],
-        "tokens_per_second": 1 / ours,
+        "tokens_per_second": 1 / statistics.median(times.ours),
         "peak_mib": memory[name]["peak"],
-        "training_mib": memory[name]["training"],
-        "rounds": len(seconds[name]),
+        "steps_mib": memory[name]["steps"],
+        "rounds": len(times.ours),
     }
 
 
 def report_memory(model: str, name: str) -> None:
     """Take a few steps and print the peak, in MiB, as JSON; a process of its own runs this.
 
-    peak: of the whole process, or of the GPU's allocations. training: what the steps added to it.
+    peak: of the whole process, or of the GPU's allocations. steps: what the steps added to it.
     """
     bench = Bench(SETTINGS[model], name)
     before = _peak_mib()
     for _ in range(_MEMORY_STEPS):
         bench.step()
-    print(json.dumps({"peak": _peak_mib(), "training": _peak_mib() - before}))
+    print(json.dumps({"peak": _peak_mib(), "steps": _peak_mib() - before}))
 
 
 def _peak_mib() -> float:
