@@ -134,6 +134,9 @@ def prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | Pef
     narrow = computes_in_bfloat16(model.network)
     dtype = torch.bfloat16 if narrow and config.mode == "mask-only" else torch.float32
     network = model.network.to(dtype)  # type: ignore[arg-type]
+    for weight in network.parameters():
+        # A decoder of the same network may have laid them out to suit itself.
+        weight.data = weight.data.contiguous()
     if config.recompute:
         network.gradient_checkpointing_enable({"use_reentrant": False})
     if config.mode == "full":
