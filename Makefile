@@ -48,8 +48,9 @@ bench: $(READY) ## Decoding speed on Spec-Bench prompts; MARSLM_DATA names the d
 	$(BIN)/marslm bench decode --json runs/bench-decode.json
 
 recording: $(READY) ## Draw the README's picture of an answer.
-	COLUMNS=88 $(BIN)/marslm --svg docs/recording.svg generate --max-new-tokens 96 \
-		"A baker sells 12 loaves in the morning and 9 in the afternoon, at 3 dollars each. How much does he earn?"
+	COLUMNS=88 $(BIN)/marslm --svg docs/recording.svg generate --strategy lossless-tree \
+		--max-new-tokens 64 "List the months of the year, one a line." \
+		"A bus has 40 seats and 3 buses are full. How many people are on the buses?"
 
 clean: ## Remove the environment and caches; runs/ stays.
 	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -121,6 +121,7 @@ def test_self_written_prompts_are_answered(scripted: Any, tmp_path: Path) -> Non
     prompts = [e for e in events if isinstance(e, PromptProgress)]
     answers = [e for e in events if isinstance(e, AnswerProgress)]
     assert (prompts[0].kept, prompts[-1].wanted) == (1, 6)
+    assert (prompts[-1].kept, prompts[-1].seconds_left) == (6, 0)  # attempts beyond 6 do not count
     assert (answers[-1].done, answers[-1].total, answers[-1].seconds_left) == (6, 6, 0)
 
 

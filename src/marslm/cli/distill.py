@@ -62,9 +62,6 @@ def distill(
         int, typer.Option(help="Of the first self-written prompt; the next count up from it.")
     ] = 0,
     slots: Annotated[int, typer.Option(help="How many texts are written at once.")] = 64,
-    bfloat16: Annotated[
-        bool, typer.Option("--bfloat16", help="Faster where the CPU has it, nearly as exact.")
-    ] = False,
     json: options.Json = None,
 ) -> None:
     """Have a model write prompts and answers to train on."""
@@ -86,7 +83,7 @@ def distill(
         temperature=temperature,
         seed=seed,
     )
-    writer, tokenizer = _writer(job, endpoint, slots, bfloat16=bfloat16)
+    writer, tokenizer = _writer(job, endpoint, slots)
     with DistillView() as view:
         report = run(job, writer, tokenizer, view)
         view.show_report(report)
@@ -95,16 +92,14 @@ def distill(
 
 
 def _writer(
-    job: DistillJob, endpoint: str | None, slots: int, *, bfloat16: bool
+    job: DistillJob, endpoint: str | None, slots: int
 ) -> tuple[Writer, PreTrainedTokenizerBase]:
     """Return who writes, and the tokenizer of the model."""
-    import torch
-
     from marslm.distill.writers import EndpointWriter, EngineWriter
     from marslm.models.loading import load, load_tokenizer
 
     if endpoint is not None:
         tokenizer = load_tokenizer(job.model)
         return EndpointWriter(endpoint, job.model, concurrency=slots), tokenizer
-    model = load(job.model, dtype=torch.bfloat16 if bfloat16 else None)
+    model = load(job.model)
     return EngineWriter(model, slots=slots, max_length=job.max_length), model.tokenizer

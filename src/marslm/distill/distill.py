@@ -213,7 +213,14 @@ def _self_written(
     def attempted(kept: int, dropped: Counter[str], new: int) -> None:
         seconds = time.monotonic() - start
         listener(
-            PromptProgress(kept, job.self_prompts, dropped.total(), report.new_tokens, seconds, new)
+            PromptProgress(
+                min(kept, job.self_prompts),
+                job.self_prompts,
+                dropped.total(),
+                report.new_tokens,
+                seconds,
+                new,
+            )
         )
 
     source = PromptSource(
