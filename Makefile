@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help install demo test test-smollm2 test-recipes check format bench recording clean
+.PHONY: help install demo test test-smollm2 test-recipes test-serve check format bench recording clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,11 @@ test-smollm2: $(READY) ## Run the slow tests on a real 135M model.
 
 test-recipes: $(READY) ## Run whole recipes on the tiny model.
 	$(BIN)/python -m pytest -m recipes
+
+test-serve: $(READY) ## Run the server's tests with a browser, Ray and other people's clients.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray,clients]'
+	command -v chromium >/dev/null || $(BIN)/playwright install chromium
+	$(BIN)/python -m pytest -m clients tests/serve
 
 check: $(READY) ## Lint, types and layers.
 	$(BIN)/ruff check .

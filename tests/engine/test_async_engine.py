@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from collections.abc import Sequence as ListOf
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +25,8 @@ from marslm.engine.engine import Engine
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
+from marslm.runtime.sequence import Sequence
+from marslm.strategies.lossless import Lossless
 
 PROMPTS = [letters(length, random.Random(length)) for length in (4, 12, 25, 7, 33)]
 PARAMS = SamplingParams(max_new_tokens=30, strategy="lossless-chain")
@@ -39,7 +44,7 @@ async def read(stream: AnswerStream) -> list[Piece]:
 
 
 async def answer(engine: AsyncEngine, prompt: list[int], params: SamplingParams) -> list[Piece]:
-    return await read((await engine.submit([(prompt, params)]))[0])
+    return await read(await engine.submit([(prompt, params)]))
 
 
 async def until_idle(engine: AsyncEngine) -> None:
@@ -75,7 +80,7 @@ def test_whoever_leaves_and_whenever_the_others_are_unharmed(
             await asyncio.sleep(0)
             task.cancel()
             return
-        (stream,) = await engine.submit([(PROMPTS[which], PARAMS)])
+        stream = await engine.submit([(PROMPTS[which], PARAMS)])
         found: list[int] = []
         async for piece in stream:
             found += piece.tokens
@@ -100,15 +105,15 @@ def test_an_abort_ends_the_request_before_its_next_step_but_one(engine: AsyncEng
     long = SamplingParams(max_new_tokens=3000, ignore_eos=True, strategy="ar")
 
     async def run() -> tuple[int, int]:
-        (stream,) = await engine.submit([(PROMPTS[0], long)])
+        stream = await engine.submit([(PROMPTS[0], long)])
         pieces = aiter(stream)
         await anext(pieces)
-        before = len(stream.sequence.runs)
+        before = len(stream.sequences[0].runs)
         stream.abort()
         rest = [piece async for piece in pieces]
         assert rest[-1].finish_reason == "abort"
         await until_idle(engine)
-        return before, len(stream.sequence.runs)
+        return before, len(stream.sequences[0].runs)
 
     before, after = asyncio.run(run())
     assert after <= before + 2
@@ -119,13 +124,13 @@ def test_the_queue_is_bounded_and_all_or_none(engine: AsyncEngine) -> None:
     long = SamplingParams(max_new_tokens=200, ignore_eos=True)
 
     async def run() -> None:
-        streams = await engine.submit([(PROMPTS[0], long)] * 4)
+        first = await engine.submit([(PROMPTS[0], long)] * 4)
         with pytest.raises(QueueFullError):
             await engine.submit([(PROMPTS[0], long)] * 2)
         assert engine.open_requests == 4
-        streams += await engine.submit([(PROMPTS[1], long)])
-        for stream in streams:
-            stream.abort()
+        last = await engine.submit([(PROMPTS[1], long)])
+        first.abort()
+        last.abort()
         await until_idle(engine)
         await answer(engine, PROMPTS[0], PARAMS)
 
@@ -142,38 +147,59 @@ def test_a_bad_request_takes_the_good_ones_beside_it_with_it(engine: AsyncEngine
     assert engine.engine.waiting == 0
 
 
-def test_a_broken_step_ends_its_requests_and_no_others(
-    engine: AsyncEngine, fitted_model: MarsModel, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", ["propose", "forward", "accept", "commit"])
+def test_a_fault_of_one_request_harms_no_other(
+    fitted_model: MarsModel, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    forward, calls = engine.engine.runner.forward, []
-
-    def broken(works: list[object]) -> object:
-        calls.append(works)
-        if len(calls) == 3:
-            raise ArithmeticError("a fault")
-        return forward(works)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(engine.engine.runner, "forward", broken)
+    """The third step breaks for the request with seed 666, wherever in the step that is."""
+    engine = AsyncEngine(Engine(fitted_model, slots=3, pack=False))
+    bad = replace(PARAMS, seed=666)
+    break_at(place, engine.engine, monkeypatch)
 
     async def run() -> list[object]:
-        streams = await engine.submit([(prompt, PARAMS) for prompt in PROMPTS])
-        return await asyncio.gather(*map(read, streams), return_exceptions=True)
+        wishes = [(prompt, bad if index == 1 else PARAMS) for index, prompt in enumerate(PROMPTS)]
+        answers = (answer(engine, *wish) for wish in wishes)
+        return await asyncio.gather(*answers, return_exceptions=True)
 
-    first, second, *others = asyncio.run(run())
-    for failed in (first, second):
-        assert isinstance(failed, RequestFailedError)
-        assert isinstance(failed.__cause__, ArithmeticError)
-    for prompt, pieces in zip(PROMPTS[2:], others, strict=True):
+    found = asyncio.run(run())
+    assert engine.engine.running == engine.open_requests == 0
+    engine.close()
+    failed = found.pop(1)
+    assert isinstance(failed, RequestFailedError)
+    assert isinstance(failed.__cause__, ArithmeticError)
+    for prompt, pieces in zip([*PROMPTS[:1], *PROMPTS[2:]], found, strict=True):
         assert isinstance(pieces, list)
-        found = [token for piece in pieces for token in piece.tokens]
-        assert found == solo(fitted_model, prompt, PARAMS).ids
+        tokens = [token for piece in pieces for token in piece.tokens]
+        assert tokens == solo(fitted_model, prompt, PARAMS).ids
+
+
+def break_at(place: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have one part of a step raise for the request with seed 666 in its third step."""
+    owner: object = {"forward": engine.runner, "commit": Sequence}.get(place, Lossless)
+    real = getattr(owner, place)
+
+    def broken(*arguments: Any) -> Any:
+        sequences = engine._scheduler.running if place == "forward" else flat(arguments)
+        slots = {work.slot for work in arguments[0]} if place == "forward" else None
+        for sequence in sequences:
+            ill = sequence.params.seed == 666 and len(sequence.runs) == 2
+            if ill and (slots is None or sequence.slot in slots):
+                raise ArithmeticError("a fault")
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, place, broken)
+
+
+def flat(arguments: ListOf[Any]) -> list[Sequence]:
+    lists = [part if isinstance(part, list) else [part] for part in arguments]
+    return [part for each in lists for part in each if isinstance(part, Sequence)]
 
 
 def test_closing_ends_what_runs(fitted_model: MarsModel) -> None:
     async def run() -> list[Piece]:
         engine = AsyncEngine(Engine(fitted_model, slots=1, pack=False))
         long = SamplingParams(max_new_tokens=3000, ignore_eos=True)
-        (stream,) = await engine.submit([(PROMPTS[0], long)])
+        stream = await engine.submit([(PROMPTS[0], long)])
         await asyncio.to_thread(engine.close)
         return await read(stream)
 
@@ -181,13 +207,27 @@ def test_closing_ends_what_runs(fitted_model: MarsModel) -> None:
 
 
 def test_queue_time_is_told(engine: AsyncEngine) -> None:
-    async def run() -> list[AnswerStream]:
-        streams = await engine.submit([(prompt, PARAMS) for prompt in PROMPTS])
-        await asyncio.gather(*map(read, streams))
-        return streams
+    async def run() -> AnswerStream:
+        stream = await engine.submit([(prompt, PARAMS) for prompt in PROMPTS])
+        await read(stream)
+        return stream
 
-    streams = asyncio.run(run())
-    waits = [stream.admitted - stream.submitted for stream in streams if stream.admitted]
+    stream = asyncio.run(run())
+    waits = [admitted - stream.submitted for admitted in stream.admitted if admitted]
     assert len(waits) == len(PROMPTS)
     assert min(waits) >= 0
     assert max(waits[2:]) > max(waits[:2])
+
+
+def test_requests_submitted_together_share_a_stream(
+    engine: AsyncEngine, fitted_model: MarsModel
+) -> None:
+    async def run() -> list[Piece]:
+        return await read(await engine.submit([(prompt, PARAMS) for prompt in PROMPTS]))
+
+    pieces = asyncio.run(run())
+    for index, prompt in enumerate(PROMPTS):
+        mine = [piece for piece in pieces if piece.index == index]
+        found = [token for piece in mine for token in piece.tokens]
+        assert found == solo(fitted_model, prompt, PARAMS).ids
+        assert [bool(piece.finish_reason) for piece in mine] == [False] * (len(mine) - 1) + [True]

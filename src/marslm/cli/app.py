@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from marslm._version import __version__
-from marslm.cli import bench, chat, demo, distill, generate, info, plot, tune
+from marslm.cli import bench, chat, demo, distill, generate, info, plot, serve, tune
 from marslm.errors import InputError
 
 _EXTRAS = {
@@ -25,6 +25,12 @@ _EXTRAS = {
     "yaml": "train",
     "matplotlib": "bench",
     "gguf": "gguf",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+    "opentelemetry": "serve",
+    "opentelemetry.sdk": "otel",
+    "opentelemetry.exporter": "otel",
 }
 """Which extra brings an optional package."""
 
@@ -42,6 +48,7 @@ app.command(epilog=distill.EXAMPLES)(distill.distill)
 app.command(epilog=plot.EXAMPLES)(plot.plot)
 app.command(epilog=generate.EXAMPLES)(generate.generate)
 app.command(epilog=chat.EXAMPLES)(chat.chat)
+app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=info.EXAMPLES)(info.info)
 app.add_typer(bench.app, name="bench")
 

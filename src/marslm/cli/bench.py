@@ -10,9 +10,11 @@ from typing import Annotated
 
 import typer
 
-from marslm.cli import options
+from marslm.cli import bench_serve, options
 
 app = typer.Typer(help="Measure this machine and these methods.", no_args_is_help=True)
+app.command(epilog=bench_serve.EXAMPLES)(bench_serve.serve)
+app.command(epilog=bench_serve.EXAMPLES)(bench_serve.soak)
 
 EXAMPLES = """
 [b]Examples[/b]

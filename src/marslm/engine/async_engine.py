@@ -16,14 +16,12 @@ from collections.abc import Sequence as ListOf
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from marslm.engine.engine import Engine, StepEvent
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.stopping import FinishReason
-
-T = TypeVar("T")
 
 Request: TypeAlias = tuple[list[int], SamplingParams]
 """A prompt's token ids and how to answer it."""
@@ -44,10 +42,12 @@ class RequestFailedError(Exception):
 class Piece:
     """What one step brought one request.
 
-    tokens: the committed run. text: what can no longer change, perhaps nothing. finish_reason: set
-    on the last piece. time: when the step ended, by `time.perf_counter`.
+    index: which of the requests that were submitted together. tokens: the committed run. text: what
+    can no longer change, perhaps nothing. finish_reason: set on a request's last piece. time: when
+    the step ended, by `time.perf_counter`.
     """
 
+    index: int
     tokens: list[int]
     text: str
     finish_reason: FinishReason | None
@@ -55,47 +55,51 @@ class Piece:
 
 
 class AnswerStream:
-    """The pieces of one answer, as they come; iterate it once.
+    """The pieces of requests that were submitted together, as they come; iterate it once.
 
-    sequence: the engine's request, to be read only once the answer has ended. submitted, admitted:
-    when the request came and when its first step began, by `time.perf_counter`.
+    sequences: the engine's requests, to be read only once all have ended. submitted, admitted: when
+    they came and when the first step of each began, by `time.perf_counter`.
     """
 
     def __init__(
         self,
-        sequence: Sequence,
+        sequences: list[Sequence],
         submitted: float,
         loop: asyncio.AbstractEventLoop,
         abort: Callable[[AnswerStream], None],
     ) -> None:
-        """`loop`: where the pieces are read; `abort`: how to end the request."""
-        self.sequence = sequence
+        """`loop`: where the pieces are read; `abort`: how to end the requests."""
+        self.sequences = sequences
         self.submitted = submitted
-        self.admitted: float | None = None
+        self.admitted: list[float | None] = [None] * len(sequences)
         self._loop = loop
         self._abort = abort
         self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        """Yield pieces up to the last one, which carries the finish reason.
+        """Yield pieces until each request has had its last.
 
-        Raises RequestFailedError if a fault ended the request.
+        Raises RequestFailedError if a fault ended one of them, and TimeoutError once expired.
         """
-        while True:
+        open_requests = len(self.sequences)
+        while open_requests:
             piece = await self._pieces.get()
             if isinstance(piece, Exception):
-                raise RequestFailedError("the request failed inside the engine") from piece
+                raise piece
+            open_requests -= piece.finish_reason is not None
             yield piece
-            if piece.finish_reason is not None:
-                return
 
     def put(self, piece: Piece | Exception) -> None:
-        """Append a piece, or the fault that ends the stream; called from the engine's thread."""
+        """Append a piece, or what ends the stream early; may be called from any thread."""
         with suppress(RuntimeError):  # the loop has ended, and its readers with it
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
+    def expire(self) -> None:
+        """Have the reader raise TimeoutError; the requests go on until they are aborted."""
+        self.put(TimeoutError())
+
     def abort(self) -> None:
-        """End the request before the next step, wherever it is; nothing happens if it has ended."""
+        """End what has not ended, wherever it is, before the next step."""
         self._abort(self)
 
 
@@ -110,34 +114,36 @@ class AsyncEngine:
         self.engine = engine
         self.max_waiting = max_waiting
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._streams: dict[int, AnswerStream] = {}
-        self._on_their_way = 0
+        self._open: dict[int, tuple[AnswerStream, int]] = {}
+        self._count = 0
+        self._count_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="marslm-engine", daemon=True)
         self._thread.start()
 
     @property
     def open_requests(self) -> int:
         """Requests that wait or run, those on their way to the engine included."""
-        return self._on_their_way + len(self._streams)
+        return self._count
 
-    async def submit(self, requests: ListOf[Request]) -> list[AnswerStream]:
-        """Queue prompts of token ids, all or none, and return their streams.
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    async def submit(self, requests: ListOf[Request]) -> AnswerStream:
+        """Queue prompts of token ids, all or none, and return the stream of their answers.
 
         Raises InputError for one that cannot be answered and QueueFullError when too many wait.
         """
-        if self.open_requests + len(requests) > self.engine.slots + self.max_waiting:
-            raise QueueFullError(f"{self.open_requests} requests wait or run already")
+        self._reserve(len(requests))
         loop, now = asyncio.get_running_loop(), time.perf_counter()
-        added: Future[list[AnswerStream]] = Future()
-        self._on_their_way += len(requests)
-        self._commands.put(lambda: _resolve(added, lambda: self._add(requests, now, loop)))
+        added: Future[AnswerStream] = Future()
+        self._commands.put(lambda: self._resolve(added, requests, now, loop))
         try:
             return await asyncio.wrap_future(added)
         except asyncio.CancelledError:
-            added.add_done_callback(_abort_all)  # nobody is left to read them
+            added.add_done_callback(_abort_unread)  # nobody is left to read it
             raise
-        finally:
-            self._on_their_way -= len(requests)
 
     def close(self) -> None:
         """End what still runs as aborted, then the thread; returns when it has ended."""
@@ -148,8 +154,7 @@ class AsyncEngine:
         while True:
             for command in self._take_commands():
                 if command is None:
-                    for stream in list(self._streams.values()):
-                        self._abort(stream)
+                    self._abort(*list(self._open))
                     return
                 command()
             if self.engine.busy:
@@ -162,9 +167,36 @@ class AsyncEngine:
             commands.append(self._commands.get())
         return commands
 
+    def _reserve(self, requests: int) -> None:
+        with self._count_lock:
+            if self._count + requests > self.engine.slots + self.max_waiting:
+                raise QueueFullError(f"{self._count} requests wait or run already")
+            self._count += requests
+
+    def _leave(self, requests: int) -> None:
+        with self._count_lock:
+            self._count -= requests
+
+    def _resolve(
+        self,
+        added: Future[AnswerStream],
+        requests: ListOf[Request],
+        now: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Add the requests unless that was cancelled; leave the stream or the error in `added`."""
+        if not added.set_running_or_notify_cancel():
+            self._leave(len(requests))
+            return
+        try:
+            added.set_result(self._add(requests, now, loop))
+        except Exception as error:
+            self._leave(len(requests))
+            added.set_exception(error)
+
     def _add(
         self, requests: ListOf[Request], now: float, loop: asyncio.AbstractEventLoop
-    ) -> list[AnswerStream]:
+    ) -> AnswerStream:
         sequences: list[Sequence] = []
         try:
             for prompt, params in requests:
@@ -173,61 +205,47 @@ class AsyncEngine:
             for sequence in sequences:
                 self.engine.abort(sequence)
             raise
-        streams = [
-            AnswerStream(
-                sequence, now, loop, lambda stream: self._commands.put(lambda: self._abort(stream))
-            )
-            for sequence in sequences
-        ]
-        self._streams |= {stream.sequence.number: stream for stream in streams}
-        return streams
+        stream = AnswerStream(sequences, now, loop, self._ask_to_abort)
+        self._open |= {s.number: (stream, index) for index, s in enumerate(sequences)}
+        return stream
 
-    def _abort(self, stream: AnswerStream) -> None:
-        sequence = stream.sequence
-        if sequence.number in self._streams:
-            self.engine.abort(sequence)
-            self._deliver(StepEvent(sequence, [], sequence.transcript.take_new_text()))
+    def _ask_to_abort(self, stream: AnswerStream) -> None:
+        self._commands.put(lambda: self._abort(*(s.number for s in stream.sequences)))
+
+    def _abort(self, *numbers: int) -> None:
+        for number in numbers:
+            if number in self._open:
+                stream, index = self._open[number]
+                sequence = stream.sequences[index]
+                self.engine.abort(sequence)
+                self._deliver(StepEvent(sequence, [], sequence.transcript.take_new_text()))
 
     def _step(self) -> None:
         start = time.perf_counter()
-        try:
-            events = self.engine.step()
-        except Exception as error:
-            self._fail_running(error)
-            return
-        for stream in self._streams.values():
-            if stream.admitted is None and stream.sequence.started:
-                stream.admitted = start
+        events = self.engine.step_contained()
+        for stream, index in self._open.values():
+            if stream.admitted[index] is None and stream.sequences[index].started:
+                stream.admitted[index] = start
         for event in events:
             self._deliver(event)
 
-    def _fail_running(self, error: Exception) -> None:
-        """End the requests of a step that broke; those that wait are none of its business."""
-        for stream in list(self._streams.values()):
-            if stream.sequence.slot is not None:
-                self.engine.abort(stream.sequence)
-                del self._streams[stream.sequence.number]
-                stream.put(error)
-
     def _deliver(self, event: StepEvent) -> None:
-        stream = self._streams[event.sequence.number]
+        stream, index = self._open[event.sequence.number]
         reason = event.sequence.transcript.finish_reason
         if reason is not None:
-            del self._streams[event.sequence.number]
-        stream.put(Piece(event.tokens, event.text, reason, time.perf_counter()))
+            self._close(event.sequence.number)
+        if event.sequence.fault is None:
+            stream.put(Piece(index, event.tokens, event.text, reason, time.perf_counter()))
+        else:
+            failure = RequestFailedError("the request failed inside the engine")
+            failure.__cause__ = event.sequence.fault
+            stream.put(failure)
+
+    def _close(self, number: int) -> None:
+        del self._open[number]
+        self._leave(1)
 
 
-def _resolve(future: Future[T], work: Callable[[], T]) -> None:
-    """Do `work` unless it was cancelled, and leave its result or its error in `future`."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(work())
-    except Exception as error:
-        future.set_exception(error)
-
-
-def _abort_all(added: Future[list[AnswerStream]]) -> None:
+def _abort_unread(added: Future[AnswerStream]) -> None:
     if not added.cancelled() and added.exception() is None:
-        for stream in added.result():
-            stream.abort()
+        added.result().abort()

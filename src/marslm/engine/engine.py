@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -21,7 +22,7 @@ from marslm.runtime.decoder import Decoder
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.runner import Runner, Work
 from marslm.runtime.sequence import Sequence
-from marslm.runtime.stopping import Transcript
+from marslm.runtime.stopping import FinishReason, Transcript
 from marslm.runtime.window import Window
 from marslm.strategies.base import EngineFacts, StepSettings, Strategy
 from marslm.strategies.registry import create_strategy
@@ -91,12 +92,12 @@ class Engine:
         self._scheduler.add(sequence)
         return sequence
 
-    def abort(self, sequence: Sequence) -> None:
+    def abort(self, sequence: Sequence, reason: FinishReason = "abort") -> None:
         """End a request now; its slot is free for the next step."""
         if not sequence.finished:
             self._release(sequence)
             self._scheduler.retire(sequence)
-            sequence.transcript.finish("abort")
+            sequence.transcript.finish(reason)
 
     @property
     def busy(self) -> bool:
@@ -120,17 +121,53 @@ class Engine:
 
     def step(self) -> list[StepEvent]:
         """Run one forward for everybody; return what it brought each request that got tokens."""
+        events = self.step_contained()
+        for event in events:
+            if event.sequence.fault is not None:
+                raise event.sequence.fault
+        return events
+
+    def step_contained(self) -> list[StepEvent]:
+        """Step, but let a fault end the request that has it, with reason "error", and no other."""
         start = time.perf_counter()
         scheduled = self._scheduler.schedule()
         if not scheduled:
             return []
+        try:
+            parts = self._forward(scheduled)
+        except Exception:
+            # Nothing is committed before a forward has ended, so it can be tried again, one by one.
+            events = [self._step_alone(*part) for part in scheduled]
+        else:
+            events = [self._settle_safely(*part) for part in parts]
+            self._note_cost([plan for plan, _ in parts], time.perf_counter() - start)
+        return [event for event in events if event is not None]
+
+    def _forward(self, scheduled: ListOf[tuple[Sequence, list[int]]]) -> list[tuple[_Plan, Tensor]]:
+        """Run the forward of some requests; return each one's plan and logits."""
         rows = sum(len(chunk) for _, chunk in scheduled)
         plans = [self._plan(sequence, chunk, rows) for sequence, chunk in scheduled]
         self._add_windows([plan for plan in plans if plan.whole])
         logits = self.runner.forward([plan.work for plan in plans])
-        events = [self._settle(plan, rows) for plan, rows in zip(plans, logits, strict=True)]
-        self._note_cost(plans, time.perf_counter() - start)
-        return [event for event in events if event is not None]
+        return list(zip(plans, logits, strict=True))
+
+    def _step_alone(self, sequence: Sequence, chunk: list[int]) -> StepEvent | None:
+        try:
+            return self._settle_safely(*self._forward([(sequence, chunk)])[0])
+        except Exception as fault:
+            return self._fail(sequence, fault)
+
+    def _settle_safely(self, plan: _Plan, logits: Tensor) -> StepEvent | None:
+        try:
+            return self._settle(plan, logits)
+        except Exception as fault:
+            return self._fail(plan.sequence, fault)
+
+    def _fail(self, sequence: Sequence, fault: Exception) -> StepEvent:
+        """End a request that has a fault."""
+        sequence.fault = fault
+        self.abort(sequence, "error")
+        return StepEvent(sequence, [], "")
 
     def _note_cost(self, plans: list[_Plan], seconds: float) -> None:
         """Tell strategies what a decoding step of this many rows has cost."""

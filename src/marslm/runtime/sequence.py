@@ -19,7 +19,7 @@ class Sequence:
     values in the cache; always below len(tokens), so at least one token is pending. slot: the row
     of the cache, None while waiting. strategy, state: the strategy that served the last step, by
     name, and what it remembers. runs: committed tokens of each forward that brought any.
-    decode_rows: input rows of its forwards after the prompt's.
+    decode_rows: input rows of its forwards after the prompt's. fault: the exception that ended it.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Sequence:
         self.state: Any = None
         self.runs: list[int] = []
         self.decode_rows = 0
+        self.fault: Exception | None = None
 
     @property
     def pending(self) -> list[int]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from marslm.runtime.detokenize import Detokenizer
 from marslm.runtime.params import SamplingParams
 
-FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 
 
 class Transcript:

@@ -1,0 +1,155 @@
+"""The live knob over HTTP, and the load policy that turns it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from marslm.engine.speed import SpeedKnob
+from marslm.errors import InputError
+from marslm.serve.policy import LoadPolicy, PaceMeter, Target, parse_target, tau_dial
+from serve.conftest import Running, Serve, chat, wait_for
+
+
+def runs_of(line: str) -> int | None:
+    if not line.startswith("data: {"):
+        return None
+    event = json.loads(line.removeprefix("data: "))
+    return event["marslm"]["tokens"] if "marslm" in event else None
+
+
+def test_the_knob_shows_and_turns(server: Running) -> None:
+    with server.http as http:
+        before = http.get("/v1/speed").json()
+        assert before == {"strategy": "lossless", "tau": 0.9, "policy": None}
+        turned = http.put("/v1/speed", json={"tau": 0.4}).json()
+        assert turned == {**before, "tau": 0.4}
+        assert http.put("/v1/speed", json={"strategy": "mars"}).json()["strategy"] == "mars"
+        assert http.get("/v1/speed").json() == {**before, "tau": 0.4, "strategy": "mars"}
+
+
+@pytest.mark.parametrize(
+    "body", [{"tau": 0}, {"tau": 2}, {"tau": "x"}, {"strategy": "warp"}, {"speed": 1}]
+)
+def test_a_bad_turn_changes_nothing(server: Running, body: dict[str, Any]) -> None:
+    with server.http as http:
+        before = http.get("/v1/speed").json()
+        assert http.put("/v1/speed", json=body).status_code == 400
+        assert http.get("/v1/speed").json() == before
+
+
+def test_the_knob_is_heard_in_the_middle_of_an_answer(server: Running) -> None:
+    """Single tokens at tau = 1, then whole blocks; whoever set a tau does not hear it."""
+    body = chat(stream=True, max_tokens=120, ignore_eos=True)
+    fixed = {**body, "marslm": {"strategy": "mars", "tau": 1.0}}
+    with server.http as http:
+        http.put("/v1/speed", json={"strategy": "mars", "tau": 1.0})
+        follows: list[int] = []
+        with (
+            http.stream("POST", "/v1/chat/completions", json=body) as hears,
+            http.stream("POST", "/v1/chat/completions", json=fixed) as deaf,
+        ):
+            for line in hears.iter_lines():
+                if (run := runs_of(line)) is not None:
+                    follows.append(run)
+                if len(follows) == 3:
+                    with server.http as other:
+                        other.put("/v1/speed", json={"tau": 1e-6})
+            alone = {runs_of(line) for line in deaf.iter_lines()} - {None}
+    assert follows[:3] == [1, 1, 1]
+    assert follows[-2] == 4
+    assert alone == {1}
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("tpot=40ms", Target("tpot", 0.04)),
+        ("tpot=0.5s", Target("tpot", 0.5)),
+        ("queue=4", Target("queue", 4)),
+    ],
+)
+def test_targets(text: str, target: Target) -> None:
+    assert parse_target(text) == target
+    assert parse_target(str(target)) == target
+
+
+@pytest.mark.parametrize("text", ["", "tpot", "tpot=40", "tpot=-1ms", "tpot=1.2.3s", "queue=0"])
+def test_bad_targets(text: str) -> None:
+    with pytest.raises(InputError, match="--slo is"):
+        parse_target(text)
+
+
+def levels(policy: LoadPolicy, values: list[float | None]) -> list[int]:
+    found = []
+    for value in values:
+        policy.observe(value)
+        found.append(policy.level)
+    return found
+
+
+def test_the_policy_moves_after_some_patience_and_comes_back() -> None:
+    policy = LoadPolicy(limit=1.0, levels=3)
+    assert levels(policy, [2, 2, 0.9, 2, 2]) == [0] * 5  # one good look starts the count anew
+    assert levels(policy, [2, 2, 2, 2, 2, 2, 2]) == [1, 1, 1, 2, 2, 2, 2]
+    assert levels(policy, [0.8] * 50) == [2] * 50  # between relief and limit nothing moves
+    assert levels(policy, [0.1] * 12) == [2] * 5 + [1] * 6 + [0]
+    assert levels(policy, [None] * 9) == [0] * 9
+
+
+def test_an_idle_server_goes_back() -> None:
+    policy = LoadPolicy(limit=1.0, levels=2)
+    assert levels(policy, [2, 2, 2])[-1] == 1
+    assert levels(policy, [None] * 6)[-1] == 0
+
+
+def test_a_steady_load_that_no_level_fits_does_not_swing() -> None:
+    """Level 0 is too slow and level 1 has ample room: moves become rare, not regular."""
+    policy = LoadPolicy(limit=1.0, levels=4)
+    moves = [policy.observe(1.5 if policy.level == 0 else 0.3) for _ in range(2000)]
+    assert sum(moves[:200]) <= 12
+    assert sum(moves[1000:]) <= 12
+
+
+def test_pace() -> None:
+    pace = PaceMeter()
+    assert pace.take() is None
+    pace.add(0.3, 2)
+    pace.add(0.1, 2)
+    assert pace.take() == pytest.approx(0.1)
+    assert pace.take() is None
+
+
+def test_the_tau_dial() -> None:
+    knob = SpeedKnob()
+    dial = tau_dial(knob, 0.5, 1.0)
+    assert list(dial.values) == [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]
+    dial.set(dial.values[-1])
+    assert knob.tau == 0.5
+    with pytest.raises(InputError, match="lower bound first"):
+        tau_dial(knob, 0.9, 0.5)
+
+
+def test_load_turns_the_knob_and_its_end_turns_it_back(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marslm.serve.speed.INTERVAL", 0.01)
+    target = parse_target("queue=1")
+    with serve(slots=1, target=target, tau_range=(0.4, 0.8)) as server:
+        server.engine.speed.strategy = "mars"
+        body = chat(max_tokens=200, ignore_eos=True, stream=True)
+        with server.http as http:
+            speed = http.get("/v1/speed").json()
+            assert speed == {"strategy": "mars", "tau": 0.8, "policy": "queue=1"}
+            streams = [http.stream("POST", "/v1/chat/completions", json=body) for _ in range(4)]
+            for stream in streams:
+                stream.__enter__()
+            wait_for(lambda: server.engine.speed.tau < 0.8)
+            for stream in streams:
+                stream.__exit__(None, None, None)
+            server.wait_until_idle()
+            wait_for(lambda: server.engine.speed.tau == 0.8)
+            metrics = http.get("/metrics").text
+    assert 'marslm:speed_moves_total{cause="policy",model_name="letters"}' in metrics

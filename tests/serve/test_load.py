@@ -1,0 +1,252 @@
+"""Under load: refused in time, freed at once, drained at the end, and none harms another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from helpers import solo
+from marslm.models.loading import MarsModel
+from marslm.runtime.params import SamplingParams
+from serve.conftest import Running, Serve, chat, events_of, wait_for
+
+ENDLESS = {"max_tokens": 4000, "ignore_eos": True, "marslm": {"strategy": "ar"}}
+
+
+def slow_down(server: Running, monkeypatch: pytest.MonkeyPatch, gate: threading.Semaphore) -> None:
+    """Have the engine wait for a permit before each step."""
+    step = server.engine.step_contained
+
+    def gated() -> Any:
+        gate.acquire()
+        return step()
+
+    monkeypatch.setattr(server.engine, "step_contained", gated)
+
+
+def test_a_full_queue_says_when_to_come_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Semaphore(0)
+    with serve(slots=1, max_waiting=2) as server, ThreadPoolExecutor() as pool:
+        slow_down(server, monkeypatch, gate)
+        answers = [
+            pool.submit(server.post, "/v1/chat/completions", chat(max_tokens=2)) for _ in range(3)
+        ]
+        wait_for(lambda: server.service.engine.open_requests == 3)
+        refused = server.post("/v1/chat/completions", chat())
+        for _ in range(50):
+            gate.release()
+        assert [answer.result().status_code for answer in answers] == [200] * 3
+        metrics = server.get("/metrics").text
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["code"] == "queue_full"
+    assert 'marslm:http_responses_total{model_name="letters",status="429"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_slot_within_a_step(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    gate = threading.Semaphore(0)
+    with serve(slots=1) as server:
+        slow_down(server, monkeypatch, gate)
+
+        async def leave() -> None:
+            async with httpx2.AsyncClient(base_url=server.url) as client:
+                body = chat(stream=stream, **ENDLESS)
+                task = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+                while server.engine.running == 0:
+                    gate.release()
+                    await asyncio.sleep(0.01)
+                task.cancel()
+
+        asyncio.run(leave())
+        # The engine waits at the gate: the abort is asked for before the next step is allowed.
+        wait_for(lambda: not server.service.engine._commands.empty() or not server.engine.running)
+        for _ in range(3):
+            gate.release()
+        wait_for(lambda: server.engine.running == 0)
+        for _ in range(100):
+            gate.release()
+        assert server.post("/v1/chat/completions", chat(max_tokens=3)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_takes_too_long_ends(serve: Serve, stream: bool) -> None:
+    with serve(timeout=0.02) as server:
+        response = server.post("/v1/chat/completions", chat(n=4, stream=stream, **ENDLESS))
+        server.wait_until_idle()
+    error = (events_of(response)[-1] if stream else response.json())["error"]
+    assert error["code"] == "timeout"
+    assert "longer than 0.02 s" in error["message"]
+    assert response.status_code == (200 if stream else 504)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_fault_in_one_request_leaves_the_others_alone(
+    serve: Serve, fitted_model: MarsModel, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """The faulty one fails while it commits a token; its neighbours share every forward."""
+    with serve(slots=4) as server, ThreadPoolExecutor() as pool:
+        from marslm.runtime.sequence import Sequence  # noqa: PLC0415
+
+        commit = Sequence.commit
+
+        def faulty(sequence: Sequence, tokens: list[int]) -> list[int]:
+            if sequence.params.seed == 666 and len(sequence.runs) == 2:
+                raise ArithmeticError("a fault")
+            return commit(sequence, tokens)
+
+        monkeypatch.setattr(Sequence, "commit", faulty)
+        good = [pool.submit(server.post, "/v1/chat/completions", chat()) for _ in range(3)]
+        bad = server.post("/v1/chat/completions", chat(seed=666, stream=stream))
+        texts = {each.result().json()["choices"][0]["message"]["content"] for each in good}
+        server.wait_until_idle()
+        alone = server.post("/v1/chat/completions", chat()).json()["choices"][0]["message"]
+    error = (events_of(bad)[-1] if stream else bad.json())["error"]
+    assert error["type"] == "server_error"
+    assert "a fault" not in error["message"]
+    assert texts == {alone["content"]}
+
+
+def test_a_body_may_be_so_large_and_no_larger(serve: Serve) -> None:
+    small = json.dumps(chat()).encode()
+    with serve(max_body=len(small)) as server, server.http as http:
+        headers = {"content-type": "application/json"}
+        assert http.post("/v1/chat/completions", content=small, headers=headers).is_success
+
+        def in_pieces() -> Any:
+            yield small
+            yield b" "
+
+        for large in (small + b" ", in_pieces()):
+            response = http.post("/v1/chat/completions", content=large, headers=headers)
+            assert response.status_code == 413
+            assert "larger than" in response.json()["error"]["message"]
+
+
+def test_the_key_guards_v1_alone(serve: Serve) -> None:
+    with serve(api_key="sésame") as server, server.http as http:
+        for key in ("", "Bearer", "Bearer sesame", "sésame", "Bearer sésame "):
+            headers = {"authorization": key.encode()}
+            if key == "Bearer sésame ":
+                continue  # clients strip the blank
+            response = http.get("/v1/models", headers=headers)
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+        allowed = http.get("/v1/models", headers={"authorization": "Bearer sésame".encode()})
+        assert allowed.status_code == 200
+        for path in ("/health", "/ready", "/metrics", "/"):
+            assert http.get(path).status_code == 200
+
+
+def test_cors_is_off_unless_asked_for(serve: Serve) -> None:
+    origin = {"origin": "http://elsewhere.example"}
+    with serve() as server:
+        assert "access-control-allow-origin" not in server.get("/health", headers=origin).headers
+    with serve(cors_origins=("http://elsewhere.example",)) as server:
+        allowed = server.get("/health", headers=origin).headers["access-control-allow-origin"]
+        assert allowed == "http://elsewhere.example"
+
+
+def test_ids_logs_metrics_and_spans_of_a_request(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import (  # noqa: PLC0415
+        InMemorySpanExporter,
+    )
+
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    caplog.set_level("INFO", "marslm")
+    with serve(traces=provider) as server, server.http as http:
+        response = http.post("/v1/chat/completions", json=chat(), headers={"x-request-id": "abc-1"})
+        assert response.headers["x-request-id"] == "abc-1"
+        unfit = http.get("/health", headers={"x-request-id": "a b\tc"})
+        assert len(unfit.headers["x-request-id"]) == 32
+        usage = response.json()["usage"]
+        metrics = dict(
+            line.rsplit(" ", 1)
+            for line in http.get("/metrics").text.splitlines()
+            if not line.startswith("#")
+        )
+    label = '{model_name="letters"}'
+    assert float(metrics[f"marslm:generation_tokens_total{label}"]) == usage["completion_tokens"]
+    assert float(metrics[f"marslm:prompt_tokens_total{label}"]) == usage["prompt_tokens"]
+    assert float(metrics[f"marslm:forwards_total{label}"]) == usage["forwards"]
+    assert float(metrics[f"marslm:num_requests_running{label}"]) == 0
+    assert float(metrics[f"marslm:num_slots{label}"]) == 4
+    assert float(metrics[f"marslm:time_to_first_token_seconds_count{label}"]) == 1
+    positions = [
+        float(value) for key, value in metrics.items() if "accepted_tokens_per_pos_total" in key
+    ]
+    assert positions[0] == usage["forwards"]
+    assert sum(positions) == usage["completion_tokens"]
+    record = next(record for record in caplog.records if record.message == "answered")
+    assert record.forwards == usage["forwards"]  # type: ignore[attr-defined]
+    span = next(span for span in exporter.get_finished_spans() if span.name == "generate letters")
+    assert span.attributes is not None
+    assert span.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    assert span.attributes["gen_ai.response.id"] == "abc-1"
+
+
+def test_a_stopped_server_finishes_its_answers(tmp_path: Path) -> None:
+    """The command itself: SIGTERM in the middle of a stream; the stream ends as it should."""
+    command = [sys.executable, "-c", "from marslm.cli.app import main; main()", "serve"]
+    command += ["--model", "tiny", "--port", "0", "--drain", "200"]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split(" at ")[1].split()[0]
+        body = chat(model="tiny", stream=True, max_tokens=100, ignore_eos=True)
+        with httpx2.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert (
+            json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        )
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(f"{url}/health")
+        assert process.wait(60) == 0
+        assert process.stderr is not None
+        logs = [json.loads(line) for line in process.stderr if line.startswith("{")]
+    answered = next(entry for entry in logs if entry["message"] == "answered")
+    assert answered["completion_tokens"] == 100
+
+
+def test_many_at_once_each_get_their_own(server: Running, fitted_model: MarsModel) -> None:
+    """More than there are slots, all different, streamed and not."""
+    texts = ["abcdefghijkl"[i : i + 4] for i in range(8)]
+
+    def ask(text: str) -> str:
+        body = chat(messages=[{"role": "user", "content": text}], max_tokens=30)
+        return server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+
+    from marslm.data.dialogues import Message  # noqa: PLC0415
+    from marslm.engine.api import encode  # noqa: PLC0415
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(ask, texts))
+    params = SamplingParams(max_new_tokens=30)
+    for text, answer in zip(texts, found, strict=True):
+        assert (
+            answer == solo(fitted_model, encode(fitted_model, [Message("user", text)]), params).text
+        )
