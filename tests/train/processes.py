@@ -50,6 +50,8 @@ def run(folder: Path, **settings: Any) -> list[float]:
     def listen(event: Event) -> None:
         if isinstance(event, Progress):
             losses.append(event.loss)
+            # At once: the process may be killed.
+            (folder / "losses.json").write_text(json.dumps(losses))
             if event.step == die_after:
                 os.kill(os.getpid(), 9)
 
@@ -60,6 +62,4 @@ def run(folder: Path, **settings: Any) -> list[float]:
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     given = {name: json.loads(value) for name, value in (a.split("=", 1) for a in sys.argv[2:])}
-    heard = run(target, **given)
-    if int(os.environ.get("RANK", "0")) == 0:
-        (target / "losses.json").write_text(json.dumps(heard))
+    run(target, **given)

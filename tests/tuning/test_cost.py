@@ -11,7 +11,7 @@ from marslm.tuning import cost
 def test_objectives_take_turns_and_are_compared_with_full_fine_tuning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    small = cost.Setting("tiny", batch_size=2, length=128)
+    small = cost.Setting("tiny", 2, 128, {"block_size": 4, "anchors": 3})
     monkeypatch.setitem(cost.SETTINGS, "tiny", small)
     peaks = {"ar": 100.0, "mars": 150.0, "mask-only": 90.0}
     monkeypatch.setattr(
@@ -28,7 +28,7 @@ def test_objectives_take_turns_and_are_compared_with_full_fine_tuning(
 
 @pytest.mark.parametrize("name", cost.OBJECTIVES)
 def test_every_objective_of_the_report_can_take_a_step(name: str) -> None:
-    bench = cost.Bench(cost.Setting("tiny", batch_size=2, length=128), name)
+    bench = cost.Bench(cost.Setting("tiny", 2, 128, {"block_size": 4, "anchors": 3}), name)
     first, again = bench.step(), bench.step()
     assert first[0] > 0
     assert first[1] > 0 < again[1]

@@ -82,25 +82,34 @@ class Dialogue:
 def read_dialogues(
     source: str, *, rows: int | None = None, need_answers: bool = True
 ) -> list[Dialogue]:
-    """Read the first `rows` (None: all) dialogues of `source`.
+    """Return the first `rows` (None: all) dialogues of `source`; see `iterate_dialogues`.
 
-    `source` is a .jsonl, .jsonl.gz, .json or .parquet file, `ARITHMETIC`, or a Hub data set
-    "owner/name" or "owner/name:split" (the split is "train" unless named). With `need_answers`
-    every row must hold an assistant message. Raises InputError for whatever cannot be read.
+    Raises InputError for whatever cannot be read, and if there is nothing.
     """
-    if rows is not None and rows < 1:
-        raise InputError(f"rows is {rows}: ask for at least one row, or leave it out to read all")
-    dialogues = [
-        dialogue_of_row(row, where, need_answers=need_answers)
-        for where, row in islice(read_rows(source, rows=rows), rows)
-    ]
+    dialogues = list(iterate_dialogues(source, rows=rows, need_answers=need_answers))
     if not dialogues:
         raise InputError(f"{source}: no rows; one JSON object with a dialogue a line is expected")
     return dialogues
 
 
-def read_rows(source: str, *, rows: int | None = None) -> Iterator[tuple[str, Row]]:
-    """Yield (place, row) of a file or Hub data set; `rows` spares a data set's later shards."""
+def iterate_dialogues(
+    source: str, *, rows: int | None = None, need_answers: bool = True
+) -> Iterator[Dialogue]:
+    """Yield the first `rows` (None: all) dialogues of `source` as they are read.
+
+    `source` is a .jsonl, .jsonl.gz, .json or .parquet file, `ARITHMETIC`, or a Hub data set
+    "owner/name" or "owner/name:split" (the split is "train" unless named), which is streamed. With
+    `need_answers` every row must hold an assistant message. Raises InputError for whatever cannot
+    be read.
+    """
+    if rows is not None and rows < 1:
+        raise InputError(f"rows is {rows}: ask for at least one row, or leave it out to read all")
+    for where, row in islice(read_rows(source), rows):
+        yield dialogue_of_row(row, where, need_answers=need_answers)
+
+
+def read_rows(source: str) -> Iterator[tuple[str, Row]]:
+    """Yield (place, row) of a file or Hub data set, which is read no further than it is drawn."""
     path = Path(source).expanduser()
     if path.exists():
         yield from _file_rows(path)
@@ -111,7 +120,7 @@ def read_rows(source: str, *, rows: int | None = None) -> Iterator[tuple[str, Ro
     hub = HUB_NAME.fullmatch(source)
     if hub is None or source.endswith((*FILE_SUFFIXES, ".gz")):
         raise InputError(f"{source}: no such file; {_advice(path)}")
-    yield from _hub_rows(path, hub["name"], hub["split"] or "train", rows)
+    yield from _hub_rows(path, hub["name"], hub["split"] or "train")
 
 
 def _sums() -> Iterator[tuple[str, Row]]:
@@ -130,12 +139,13 @@ def _advice(path: Path) -> str:
     return "check the path, or name a Hub data set as owner/name"
 
 
-def _hub_rows(path: Path, name: str, split: str, rows: int | None) -> Iterator[tuple[str, Row]]:
+def _hub_rows(path: Path, name: str, split: str) -> Iterator[tuple[str, Row]]:
     try:
         from datasets import load_dataset
 
-        stream = load_dataset(name, split=split, streaming=True)
-        found = list(islice(cast("Iterable[Row]", stream), rows))
+        stream = cast("Iterable[Row]", load_dataset(name, split=split, streaming=True))
+        for number, row in enumerate(stream, 1):
+            yield f"{name}:{split}:{number}", row
     except Exception as error:  # not installed, offline, gated, misnamed: the reason says which
         here = path.parent.is_dir()
         looks = f"looks like a missing file, {_advice(path)}" if here else "is not a file here"
@@ -144,8 +154,6 @@ def _hub_rows(path: Path, name: str, split: str, rows: int | None) -> Iterator[t
             f"{path}: {looks}; as a Hub data set, {name} split {split} cannot be read ({reason}): "
             "check the name and the network"
         ) from error
-    for number, row in enumerate(found, 1):
-        yield f"{name}:{split}:{number}", row
 
 
 def _file_rows(path: Path) -> Iterator[tuple[str, Row]]:

@@ -9,7 +9,7 @@ or losses.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from operator import eq, itemgetter
@@ -36,15 +36,15 @@ class Example:
     source: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class EncodeReport:
     """Rows kept and dropped (too long, or without a target), and tokens in the rows kept."""
 
-    kept: int
-    too_long: int
-    unsupervised: int
-    tokens: int
-    supervised_tokens: int
+    kept: int = 0
+    too_long: int = 0
+    unsupervised: int = 0
+    tokens: int = 0
+    supervised_tokens: int = 0
 
 
 def encode_prompt(
@@ -120,18 +120,34 @@ def encode_all(
 
     Raises InputError when no row is left, or when every token or none would be a target.
     """
-    encoded = [encode_dialogue(tokenizer, dialogue, turns=turns) for dialogue in dialogues]
-    answered = [example for example in encoded if any(example.supervised)]
-    kept = [example for example in answered if len(example.ids) <= max_length]
-    report = EncodeReport(
-        kept=len(kept),
-        too_long=len(answered) - len(kept),
-        unsupervised=len(encoded) - len(answered),
-        tokens=sum(len(example.ids) for example in kept),
-        supervised_tokens=sum(sum(example.supervised) for example in kept),
+    report = EncodeReport()
+    kept = list(
+        encode_each(tokenizer, dialogues, report=report, max_length=max_length, turns=turns)
     )
-    _refuse_useless(report, max_length)
     return kept, report
+
+
+def encode_each(
+    tokenizer: PreTrainedTokenizerBase,
+    dialogues: Iterable[Dialogue],
+    *,
+    report: EncodeReport,
+    max_length: int,
+    turns: Turns = "all",
+) -> Iterator[Example]:
+    """Yield what `encode_all` returns, one by one, counting in `report`; it raises at the end."""
+    for dialogue in dialogues:
+        example = encode_dialogue(tokenizer, dialogue, turns=turns)
+        if not any(example.supervised):
+            report.unsupervised += 1
+        elif len(example.ids) > max_length:
+            report.too_long += 1
+        else:
+            report.kept += 1
+            report.tokens += len(example.ids)
+            report.supervised_tokens += sum(example.supervised)
+            yield example
+    _refuse_useless(report, max_length)
 
 
 def mark_supervised(tokenizer: PreTrainedTokenizerBase, example: Example) -> list[tuple[str, bool]]:

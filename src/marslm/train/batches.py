@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from marslm.core.losses import IGNORE
 from marslm.core.streams import PADDING, Rows
 from marslm.data.encode import Example
+from marslm.data.store import TokenStore
 from marslm.train.config import TuneConfig
 from marslm.train.streams import HIDDEN, Item, choose_anchors, pack, two_streams
 from marslm.train.visits import Visit, fill_sequences
@@ -32,9 +33,14 @@ class TwoStreamData(Dataset[Item]):
         """Keep the examples; nothing is drawn until they are asked for."""
         self._examples = examples
         self._config = config
-        lengths = [len(example.ids) for example in examples]
-        alone = [[index] for index in range(len(examples))]
-        self._groups = fill_sequences(lengths, config.max_length) if config.packing else alone
+        lengths, targets = _sizes(examples)
+        # An answer of one token has no place for a mask.
+        least = 2 if config.mode == "mask-only" else 1
+        useful = [index for index, count in enumerate(targets) if count >= least]
+        self._groups = [[index] for index in useful]
+        if config.packing:
+            packed = fill_sequences([lengths[index] for index in useful], config.max_length)
+            self._groups = [[useful[place] for place in group] for group in packed]
         self.lengths = [sum(lengths[i] for i in group) for group in self._groups]
         """Clean tokens of each sequence."""
 
@@ -44,6 +50,8 @@ class TwoStreamData(Dataset[Item]):
     @property
     def digest(self) -> str:
         """A mark of the examples: the same data give the same one."""
+        if isinstance(self._examples, TokenStore):
+            return self._examples.digest
         ids = [example.ids for example in self._examples]
         return hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
 
@@ -73,6 +81,13 @@ class TwoStreamData(Dataset[Item]):
         if config.random_window:
             return int(torch.randint(2, largest + 1, (), generator=draw))
         return largest
+
+
+def _sizes(examples: Sequence[Example]) -> tuple[list[int], list[int]]:
+    """Return each example's tokens and supervised tokens."""
+    if isinstance(examples, TokenStore):
+        return examples.lengths.tolist(), examples.targets.tolist()
+    return [len(e.ids) for e in examples], [sum(e.supervised) for e in examples]
 
 
 def collate(items: Sequence[Item]) -> Item:

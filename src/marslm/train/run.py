@@ -49,13 +49,11 @@ def train(
     already holds a run while not resuming, or with an adapter that does not fit `config`.
     """
     check_adapter_fits(model, config)
-    if config.mode == "mask-only":
-        # An answer of one token has no place for a mask.
-        examples = [example for example in examples if sum(example.supervised) > 1]
-    if not examples:
+    sequences = len(TwoStreamData(examples, config))
+    if not sequences:
         raise InputError("there is nothing to train on: give examples with longer answers")
     checkpoint = checkpoint_to_resume(folder, resume=resume)
-    config = config.in_steps(len(TwoStreamData(examples, config)))
+    config = config.in_steps(sequences)
     training = {"base_model": model.name, "examples": len(examples), **asdict(config)}
     if model.adapter is not None:
         training["continues"] = model.adapter.record.training

@@ -5,7 +5,6 @@ Knows nothing about how progress is shown.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,13 +13,14 @@ from typing import Literal, TypeAlias
 from accelerate import PartialState
 
 from marslm.data.dialogues import Dialogue, read_dialogues
-from marslm.data.encode import Example, Turns, encode_all, encode_prompt
+from marslm.data.encode import Example, Turns
 from marslm.distill.answers import AnswerProgress, answer_all
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel, load
 from marslm.train.config import TuneConfig
 from marslm.train.events import Event as TrainEvent
 from marslm.train.run import check_adapter_fits, checkpoint_to_resume, train
+from marslm.tuning.examples import gold_examples, held_out_prompts, hold_back, say_if_short
 from marslm.tuning.held_out import HeldOutResult, measure_held_out
 from marslm.tuning.log import LogFile
 
@@ -96,13 +96,10 @@ def tune(job: TuneJob, listener: Listener = lambda event: None) -> list[HeldOutR
     Raises InputError for bad input, before anything is written.
     """
     checkpoint = checkpoint_to_resume(job.output, resume=job.resume)
-    training, held_out = _read(job)
     model = _load(job)
     max_length = min(job.config.max_length, model.context_length)
     job = replace(job, config=replace(job.config, max_length=max_length))
-    prompts = _held_out_prompts(job, model, held_out)
-    examples, dropped = _encode(job, model, training, listener)
-    listener(_ready(model, examples, dropped, len(prompts)))
+    examples, prompts = _prepare(job, model, listener)
     log = LogFile(job.output, listener, checkpoint)
     train(model, examples, job.config, job.output, resume=job.resume, listener=log)
     if not prompts or not PartialState().is_main_process:
@@ -130,69 +127,44 @@ def _load(job: TuneJob) -> MarsModel:
     return model
 
 
-def _read(job: TuneJob) -> tuple[list[Dialogue], list[Dialogue]]:
-    """Return training and held-out dialogues: the file's first rows, and those after them."""
-    wanted = None if job.rows is None else job.rows + job.held_out
-    dialogues = read_dialogues(job.data, rows=wanted, need_answers=_answers(job) == "gold")
-    if len(dialogues) <= job.held_out:
-        raise InputError(
-            f"{job.data} has {len(dialogues)} rows and {job.held_out} are to be held out: "
-            "give more rows or hold out fewer"
-        )
-    split = len(dialogues) - job.held_out
-    if job.rows is not None and split < job.rows:
-        warnings.warn(
-            f"{job.data} has {len(dialogues)} rows: {split} to train on, not the {job.rows} that "
-            f"were asked for, and {job.held_out} held out",
-            stacklevel=3,
-        )
-    return dialogues[:split], dialogues[split:]
-
-
-def _held_out_prompts(
-    job: TuneJob, model: MarsModel, dialogues: Sequence[Dialogue]
-) -> list[list[int]]:
-    """Return the held-out prompts that are no longer than a training sequence may be."""
-    encoded = [
-        encode_prompt(model.tokenizer, dialogue.prompt, tools=dialogue.tools)
-        for dialogue in dialogues
-    ]
-    return [ids for ids in encoded if len(ids) < job.config.max_length]
-
-
 def _answers(job: TuneJob) -> AnswerSource:
     return job.answers or ("self" if job.config.mode == "mask-only" else "gold")
 
 
-def _encode(
-    job: TuneJob, model: MarsModel, dialogues: list[Dialogue], listener: Listener
-) -> tuple[list[Example], dict[str, int]]:
-    """Return examples, and how many dialogues gave none, by reason."""
+def _prepare(
+    job: TuneJob, model: MarsModel, listener: Listener
+) -> tuple[Sequence[Example], list[list[int]]]:
+    """Return examples and held-out prompts, and tell what became of the rows."""
     if _answers(job) == "gold":
-        examples, report = encode_all(
-            model.tokenizer, dialogues, max_length=job.config.max_length, turns=job.turns
-        )
-        return examples, {"too long": report.too_long, "no answer": report.unsupervised}
+        examples, report, prompts = gold_examples(job, model)
+        dropped = {"too long": report.too_long, "no answer": report.unsupervised}
+        tokens, supervised = report.tokens, report.supervised_tokens
+    else:
+        examples, prompts, dropped = _own_answers(job, model, listener)
+        tokens = sum(len(example.ids) for example in examples)
+        supervised = sum(sum(example.supervised) for example in examples)
+    listener(
+        DataReady(len(examples), dropped, tokens, supervised, len(prompts), examples[0], model)
+    )
+    return examples, prompts
+
+
+def _own_answers(
+    job: TuneJob, model: MarsModel, listener: Listener
+) -> tuple[list[Example], list[list[int]], dict[str, int]]:
+    """Return the model's answers to the data's prompts, held-out prompts, and rows left out."""
+    wanted = None if job.rows is None else job.rows + job.held_out
+    found = read_dialogues(job.data, rows=wanted, need_answers=False)
+    held_out: list[Dialogue] = []
+    training = list(hold_back(found, job.held_out, held_out))
+    say_if_short(job, len(training), len(held_out))
     examples = answer_all(
         model,
-        dialogues,
+        training,
         job.output / "answers.jsonl",
         max_length=job.config.max_length,
         max_new_tokens=job.max_new_tokens,
         listener=listener,
     )
-    return examples, {"no room for an answer": len(dialogues) - len(examples)}
-
-
-def _ready(
-    model: MarsModel, examples: list[Example], dropped: dict[str, int], held_out: int
-) -> DataReady:
-    return DataReady(
-        examples=len(examples),
-        dropped=dropped,
-        tokens=sum(len(example.ids) for example in examples),
-        supervised_tokens=sum(sum(example.supervised) for example in examples),
-        held_out=held_out,
-        sample=examples[0],
-        model=model,
-    )
+    dropped = {"no room for an answer": len(training) - len(examples)}
+    return examples, held_out_prompts(job, model, held_out), dropped
