@@ -15,7 +15,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from helpers import build_model, fit_letters
 from marslm.models.loading import MarsModel
 from marslm.models.tiny import ARCHITECTURES
-from marslm.runtime.costs import StepCosts
 
 # Machines differ in speed, and a failure must come back when the test is run again. To search
 # further: pytest --hypothesis-profile=thorough
@@ -43,9 +42,3 @@ def random_model(request: pytest.FixtureRequest) -> MarsModel:
 def fitted_model() -> MarsModel:
     """A float64 model after a few seconds of MARS training: some of its drafts are right."""
     return fit_letters()
-
-
-@pytest.fixture
-def _steady_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure nothing: rows stay cheap by assumption, so that what is fed does not vary."""
-    monkeypatch.setattr(StepCosts, "observe", lambda *_: None)

@@ -26,6 +26,7 @@ from marslm.models.loading import MarsModel
 from marslm.models.record import MarsRecord, marks_of
 from marslm.models.tiny import ARCHITECTURES, build_tokenizer
 from marslm.runtime.cache import SlotCache
+from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.decoder import Decoder
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.runner import Runner
@@ -164,8 +165,8 @@ def recompute(model: MarsModel, prompt: ListOf[int], params: SamplingParams) -> 
 
 
 def solo(model: MarsModel, prompt: ListOf[int], params: SamplingParams) -> Answer:
-    """Answer one prompt with an engine of its own."""
-    engine = Engine(model, slots=1, pack=False)
+    """Answer one prompt with an engine of its own, in the same steps every time."""
+    engine = Engine(model, slots=1, pack=False, costs=AssumedCosts())
     sequence = engine.add(list(prompt), params)
     for _ in engine.run():
         pass

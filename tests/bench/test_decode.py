@@ -15,7 +15,7 @@ from marslm.errors import InputError
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 
-STRATEGIES = ["ar", "mars", "lossless"]
+STRATEGIES = ["ar", "mars", "lossless-chain"]
 PARAMS = SamplingParams(max_new_tokens=10, tau=0.05)
 PROMPTS = random_prompts([5, 9, 3, 12, 7, 4])
 KINDS = ["qa", "rag", "qa", "rag", "sums", "sums"]

@@ -96,10 +96,10 @@ def test_agreement_counts_tokens_read_from_masks_alone(model: MarsModel, plain: 
     wrong[-1] = (wrong[-1] + 1) % 256
     judge = referee(model)
     # Runs of 1, 3, 2, 6: masks gave 0 + 2 + 1 + 5 tokens, and only the last is not the model's own.
-    assert judge.mask_agreement(other(plain, wrong, [1, 3, 2, 6]), PARAMS) == (7, 8)
+    assert judge.mask_agreement(other(plain, wrong, [1, 3, 2, 6]), plain, PARAMS) == (7, 8)
     # Read from a clean row, the same token is no mask's fault.
-    assert judge.mask_agreement(other(plain, wrong, [1, 3, 7, 1]), PARAMS) == (8, 8)
-    assert judge.mask_agreement(plain, PARAMS) == (0, 0)
+    assert judge.mask_agreement(other(plain, wrong, [1, 3, 7, 1]), plain, PARAMS) == (8, 8)
+    assert judge.mask_agreement(plain, plain, PARAMS) == (0, 0)
 
 
 def test_agreement_is_judged_on_the_answers_own_prefix(model: MarsModel, plain: Answer) -> None:
@@ -108,7 +108,7 @@ def test_agreement_is_judged_on_the_answers_own_prefix(model: MarsModel, plain: 
     text = [*PROMPT, *ids]
     ids.append(int(full_logits(model, text)[-1].argmax()))
     assert ids[2] != plain.ids[2]
-    assert referee(model).mask_agreement(other(plain, ids, [3]), PARAMS) == (1, 2)
+    assert referee(model).mask_agreement(other(plain, ids, [3]), plain, PARAMS) == (1, 2)
 
 
 def test_agreement_follows_the_seeded_draws(model: MarsModel) -> None:
@@ -116,6 +116,6 @@ def test_agreement_follows_the_seeded_draws(model: MarsModel) -> None:
     drawn = solo(model, PROMPT, params)
     greedy = solo(model, PROMPT, PARAMS)
     assert drawn.ids != greedy.ids
-    assert referee(model).mask_agreement(other(drawn, drawn.ids, [12]), params) == (11, 11)
-    equal, total = referee(model).mask_agreement(other(drawn, drawn.ids, [12]), PARAMS)
+    assert referee(model).mask_agreement(other(drawn, drawn.ids, [12]), drawn, params) == (11, 11)
+    equal, total = referee(model).mask_agreement(other(drawn, drawn.ids, [12]), greedy, PARAMS)
     assert (equal < total, total) == (True, 11)

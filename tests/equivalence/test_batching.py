@@ -15,8 +15,6 @@ from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
 
-pytestmark = pytest.mark.usefixtures("_steady_costs")
-
 STEADY = ("ar", "mars", "lossless-chain")
 """Strategies whose windows, and so runs, depend on nothing but the request."""
 STRATEGIES = (*STEADY, "lossless-tree", "lossless")

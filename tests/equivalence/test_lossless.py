@@ -17,8 +17,6 @@ from marslm.strategies import registry
 from marslm.strategies.base import EngineFacts, StepSettings
 from marslm.strategies.lossless import LosslessChain
 
-pytestmark = pytest.mark.usefixtures("_steady_costs")
-
 SAMPLING = [(0.0, 0), (0.7, 1), (1.3, 2**40 + 3)]
 
 

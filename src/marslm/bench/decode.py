@@ -106,7 +106,7 @@ class DecodeBench:
         for name, answers in found.items():
             for prompt, answer, other in zip(group, answers, plain, strict=True):
                 comparison = self._referee.compare(answer, other)
-                equal, total = self._referee.mask_agreement(answer, self._params)
+                equal, total = self._referee.mask_agreement(answer, other, self._params)
                 self._judged[name].append(Judged(prompt.kind, answer, comparison, equal, total))
 
     def _decode(

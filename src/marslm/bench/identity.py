@@ -53,15 +53,17 @@ class Referee:
         gap = float(logits[plain.ids[parted]] - logits[answer.ids[parted]])
         return Comparison(identical=abs(gap) < TIE_GAP, gap=gap)
 
-    def mask_agreement(self, answer: Answer, params: SamplingParams) -> tuple[int, int]:
+    def mask_agreement(
+        self, answer: Answer, plain: Answer, params: SamplingParams
+    ) -> tuple[int, int]:
         """Return how many tokens read from masks one-token decoding would choose too, and all.
 
-        The first token of each run is read from a clean row, the others from masks.
+        The first token of each run is read from a clean row, the others from masks. `plain` is
+        one-token decoding's answer, which tells without a forward as far as the two are equal.
         """
         if len(answer.runs) == len(answer.ids):
             return 0, 0
-        logits = self._logits(answer.prompt_ids, answer.ids[:-1], len(answer.ids))
-        choices = choose(logits, params, len(answer.prompt_ids))
+        choices = self._choices(answer, plain, params)
         equal = total = start = 0
         for run in answer.runs:
             for index in range(start + 1, start + run):
@@ -69,6 +71,17 @@ class Referee:
                 equal += choices[index] == answer.ids[index]
             start += run
         return equal, total
+
+    def _choices(self, answer: Answer, plain: Answer, params: SamplingParams) -> list[int]:
+        """Return what one-token decoding chooses after each prefix of the answer."""
+        parted = _first_difference(answer.ids, plain.ids)
+        if parted is None or parted == len(answer.ids):
+            return answer.ids
+        known = plain.ids[: parted + 1]
+        if len(known) == len(answer.ids):
+            return known
+        logits = self._logits(answer.prompt_ids, answer.ids[:-1], len(answer.ids) - len(known))
+        return known + choose(logits, params, len(answer.prompt_ids) + len(known))
 
     def _logits(self, prompt: list[int], answer: list[int], wanted: int) -> Tensor:
         return self._runner.forward([Work(0, 0, [*prompt, *answer], Window(), wanted)])[0]

@@ -24,6 +24,18 @@ MARSLM_DATA=data marslm bench decode --strategies ar,mars,lossless --prompts 12 
 marslm bench decode --data gsm8k_test.jsonl.gz --prompts 50 --adapter runs/gsm8k
 """
 
+
+@app.command()
+def plot(
+    reports: Annotated[list[Path], typer.Argument(help="Reports of `bench decode --json`.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="SVG")] = Path("speed.svg"),
+) -> None:
+    """Draw speed against agreement with one-token decoding, from one report or several."""
+    from marslm.plots.speed_agreement import plot_speed_agreement
+
+    plot_speed_agreement(reports, output)
+
+
 _COLUMNS = (
     "kind",
     "strategy",

@@ -18,6 +18,7 @@ from marslm.engine.scheduler import Scheduler
 from marslm.engine.speed import SpeedKnob
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
+from marslm.runtime.costs import StepCosts
 from marslm.runtime.decoder import Decoder
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.runner import Runner, Work
@@ -63,8 +64,12 @@ class Engine:
         max_length: int | None = None,
         token_budget: int = 512,
         pack: bool = True,
+        costs: StepCosts | None = None,
     ) -> None:
-        """Build the decoder and its cache; `pack=False` keeps plain linears."""
+        """Build the decoder and its cache; `pack=False` keeps plain linears.
+
+        costs: what steps cost, by which windows are chosen; by default as measured here.
+        """
         for name, value in (("slots", slots), ("token_budget", token_budget)):
             if value < 1:
                 raise InputError(f"{name} is {value}: give at least 1")
@@ -76,7 +81,7 @@ class Engine:
         self._cache = decoder.new_cache(slots)
         self.runner = Runner(decoder, self._cache, model.mask_token_id)
         self._scheduler = Scheduler(self._cache, token_budget)
-        self.facts = EngineFacts(model, slots, self.max_length, pack)
+        self.facts = EngineFacts(model, slots, self.max_length, pack, costs or StepCosts())
         self._strategies: dict[str, Strategy] = {}
         self._numbers = count()
 

@@ -13,6 +13,7 @@ from marslm.bench.identity import Referee
 from marslm.engine.api import Answer, room_for, run_all
 from marslm.engine.engine import Engine, trained_block
 from marslm.models.loading import load
+from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.params import SamplingParams
 
 WAYS = (
@@ -67,7 +68,12 @@ def measure_held_out(
         model = load(str(folder))
     ways = [replace(way, max_new_tokens=max_new_tokens) for way in WAYS]
     longest = max(map(len, prompts))
-    engine = Engine(model, slots=slots, max_length=room_for(model, longest, ways[0]))
+    engine = Engine(
+        model,
+        slots=slots,
+        max_length=room_for(model, longest, ways[0]),
+        costs=AssumedCosts(),  # tokens per forward are to tell of the model, not of the machine
+    )
     answers = [run_all(engine, prompts, way) for way in ways]
     return [
         _result(engine, way, found, answers[0]) for way, found in zip(ways, answers, strict=True)
