@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as ListOf
+from dataclasses import replace
 from functools import partial
 
 import pytest
+from torch import Tensor
 
 from helpers import build_model, letters, random_prompts, solo
+from marslm.engine.engine import Engine
 from marslm.models.loading import MarsModel
+from marslm.runtime.costs import StepCosts
 from marslm.runtime.params import SamplingParams
+from marslm.runtime.runner import Work
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
 from marslm.strategies import registry
@@ -149,3 +154,49 @@ def test_lossless_takes_fewer_forwards_than_ar_on_a_trained_model(fitted_model: 
     prompts = [letters(length, random.Random(length)) for length in (4, 7, 8, 12, 25)]
     forwards = sum(len(solo(fitted_model, prompt, params).runs) for prompt in prompts)
     assert forwards < 0.97 * 60 * len(prompts)
+
+
+class Whims(StepCosts):
+    """Costs that make no sense, so that every shape is chosen at some time."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._random = random.Random(seed)
+
+    def seconds(self, rows: int, masks: bool) -> float:
+        return 1 + self._random.choice([0, 0, 0.02, 0.3]) * rows * self._random.random()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_choice_of_windows_changes_an_answer(fitted_model: MarsModel, seed: int) -> None:
+    """Eight ragged requests over four slots, prompts in pieces, greedy and sampled, one aborted."""
+    engine = Engine(fitted_model, slots=4, token_budget=9, pack=False, costs=Whims(seed))
+    shapes: set[tuple[int, bool]] = set()
+    forward = engine.runner.forward
+
+    def spy(works: list[Work]) -> list[Tensor]:
+        shapes.update((len(w.window), w.window.parents is not None) for w in works)
+        return forward(works)
+
+    engine.runner.forward = spy
+    generator, requests = random.Random(seed), []
+    for index, length in enumerate((3, 30, 1, 14, 8, 22, 5, 11)):
+        params = SamplingParams(
+            strategy=("lossless", "lossless-tree", "lossless-chain", "ar")[index % 4],
+            max_new_tokens=26,
+            temperature=(0.0, 0.9)[index % 3 == 1],
+            seed=index,
+            ignore_eos=True,
+        )
+        requests.append(engine.add(letters(length, generator), params))
+    for step, _ in enumerate(iter(engine.step, [])):
+        if step == 9:
+            engine.abort(requests[1])
+    for request in requests:
+        prompt = request.tokens[: request.prompt_length]
+        plain = solo(fitted_model, prompt, replace(request.params, strategy="ar"))
+        written = request.transcript.ids
+        assert written == plain.ids[: len(written)]
+        assert len(written) == 26 or request is requests[1]
+    assert {(0, False), (3, False)} < shapes
+    assert any(tree for _, tree in shapes)

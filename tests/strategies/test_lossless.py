@@ -125,3 +125,27 @@ def test_requests_do_not_share_drafts(make_sequence: MakeSequence) -> None:
     strategy, one, other = LosslessChain(facts_for(MASK)), make_sequence([1]), make_sequence([2])
     step(strategy, one, rows(3, 4, 5, 6))
     assert propose(strategy, other) == [MASK] * 3
+
+
+def test_sampled_tokens_follow_the_models_distribution(make_sequence: MakeSequence) -> None:
+    """Chi-square over seeds of the fourth token, whichever step brings it, verified or free."""
+    shares, draws = torch.tensor([0.5, 0.3, 0.2]), 1500
+    clean = torch.full((10,), -torch.inf, dtype=torch.float64)
+    drafting = clean.clone()
+    clean[3:6], drafting[3:6] = shares.log(), torch.tensor([0.2, 0.5, 0.3]).log()
+    counts, verified = torch.zeros(3), 0
+    strategy = LosslessChain(facts_for(MASK))
+    for seed in range(draws):
+        sequence = make_sequence([1], temperature=1.0, seed=seed)
+        while len(sequence.tokens) < 5:
+            window = Window(propose(strategy, sequence))
+            logits = torch.stack(
+                [clean, *(drafting if t == MASK else clean for t in window.tokens)]
+            )
+            outcome = strategy.accept(sequence, window, logits, SETTINGS)
+            verified += outcome.kept
+            sequence.commit(outcome.new_tokens)
+        counts[sequence.tokens[4] - 3] += 1
+    expected = draws * shares
+    assert ((counts - expected) ** 2 / expected).sum() < 13.8  # one in a thousand, 2 degrees
+    assert verified > draws
