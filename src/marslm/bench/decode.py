@@ -170,6 +170,7 @@ class DecodeBench:
             "identical_to_ar": sum(each.comparison.identical for each in judged) / len(judged),
             "ties": len(gaps),
             "largest_tie_gap": max(gaps, default=None),
+            "largest_gap": max((abs(j.comparison.gap or 0) for j in judged), default=None),
         }
 
 

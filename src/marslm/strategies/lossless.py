@@ -32,9 +32,6 @@ MIN_DRAFT_CONFIDENCE = 0.2
 costs the next step its drafts, so drafting pays from about half the mean acceptance on: with one
 draft of acceptance c a step brings 2 / (2 - c) tokens, and the break-even confidence is c / 2."""
 
-_CURIOUS = 24
-"""Every so many steps a request gets one mask more than pays, so that a better passage is seen."""
-
 
 @dataclass
 class _Drafting:
@@ -46,7 +43,6 @@ class _Drafting:
     confidences: list[float] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
     shape: Shape = NOTHING
-    steps: int = 0
 
 
 class Lossless(Strategy):
@@ -79,13 +75,7 @@ class Lossless(Strategy):
             Outlook(chances_of_prefixes(state.chances), state.value, each.block - 1)
             for state, each in zip(states, settings, strict=True)
         ]
-        shapes = self._planner.plan(outlooks, settings[0].rows)
-        for state in states:
-            state.steps += 1
-        return [
-            shape.longer(outlook.masks) if state.steps % _CURIOUS == 0 else shape
-            for state, shape, outlook in zip(states, shapes, outlooks, strict=True)
-        ]
+        return self._planner.plan(outlooks, settings[0].rows)
 
     def accept(
         self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
