@@ -16,6 +16,7 @@ from marslm.distill.writers import Prompt, Written
 from marslm.errors import InputError
 from marslm.models.tiny import build_tokenizer
 
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
 TOKENIZER = build_tokenizer()
 SPIDER = "How many legs does a spider have in all?"
 
@@ -40,6 +41,7 @@ def asked(tmp_path: Path) -> str:
             ]
         },
         {"prompt": "Name a  CAT"},
+        {"messages": [{"role": "user", "content": "Look!"}], "tools": [TOOL]},
         {"prompt": "Long story, please."},
         {"prompt": "Say nothing."},
         {"prompt": "words " * 400},
@@ -65,9 +67,9 @@ def test_given_prompts_become_chat_rows(scripted: Any, asked: str, tmp_path: Pat
         "?",
         "?!",
     ]
-    assert rows["asked.jsonl:4"]["cut"] is True
+    assert rows["asked.jsonl:5"]["cut"] is True
     assert "cut" not in rows["asked.jsonl:1"]
-    assert report.answers_dropped == {"duplicate": 1, "empty": 1, "too long": 1}
+    assert report.answers_dropped == {"duplicate": 1, "with tools": 1, "empty": 1, "too long": 1}
     assert (report.rows, report.tokens, report.cut, report.new_tokens) == (4, 20, 1, 25)
 
 

@@ -57,6 +57,7 @@ class Server(BaseHTTPRequestHandler):
     """Answers with what it was sent; refuses messages that say so."""
 
     models = ("tiny",)
+    busy = 0
 
     def do_GET(self) -> None:
         self.reply(200, {"data": [{"id": name} for name in self.models]})
@@ -68,7 +69,10 @@ class Server(BaseHTTPRequestHandler):
             choice = {"message": {"content": f"{said} {body['seed']}"}, "finish_reason": "stop"}
         else:
             choice = {"text": str(body["prompt"]), "finish_reason": "length"}
-        if body.get("messages", [{}])[-1].get("content") == "refuse":
+        if Server.busy:
+            Server.busy -= 1
+            self.reply(503, {"error": "busy"})
+        elif body.get("messages", [{}])[-1].get("content") == "refuse":
             self.reply(400, {"error": "no\nthanks"})
         else:
             usage = {"completion_tokens": body["max_tokens"]}
@@ -117,6 +121,22 @@ def test_a_refusal_is_one_line(endpoint: EndpointWriter) -> None:
     with pytest.raises(InputError, match=r"v1/chat/completions refuses with 400 .*no.*thanks") as e:
         list(endpoint.write([request], Sampling(9), lambda tokens: None))
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(("busy", "waits"), [(2, [1, 2]), (99, [1, 2, 4, 8, 16, 32])])
+def test_a_busy_server_is_asked_again(
+    endpoint: EndpointWriter, monkeypatch: pytest.MonkeyPatch, busy: int, waits: list[int]
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("marslm.distill.writers.time.sleep", slept.append)
+    monkeypatch.setattr(Server, "busy", busy)
+    asked = endpoint.write(ASKED[:1], Sampling(9), lambda tokens: None)
+    if busy == 2:
+        assert [written.text for _, written in asked] == ["Hi 1"]
+    else:
+        with pytest.raises(InputError, match="refuses with 503"):
+            list(asked)
+    assert slept == waits
 
 
 def test_a_server_with_one_model_may_call_it_otherwise(

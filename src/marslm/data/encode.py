@@ -186,7 +186,7 @@ def _render(
         raise InputError("no message to answer; put a user message before the assistant's")
     try:
         text = tokenizer.apply_chat_template(
-            [_turn(message) for message in messages],
+            [turn_of(message) for message in messages],
             tools=json.loads(tools) if tools else None,
             tokenize=False,
             add_generation_prompt=answering,
@@ -196,7 +196,8 @@ def _render(
     return cast("str", text)
 
 
-def _turn(message: Message) -> dict[str, Any]:
+def turn_of(message: Message) -> dict[str, Any]:
+    """Return a message as chat templates, files and OpenAI's protocol write it."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         turn["tool_calls"] = json.loads(message.tool_calls)

@@ -11,13 +11,14 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from transformers import PreTrainedTokenizerBase
 
 from marslm.data.dialogues import Message, read_dialogues
+from marslm.data.encode import turn_of
 from marslm.distill.answers import AnswerMeter, AnswerProgress
 from marslm.distill.filters import Known
 from marslm.distill.rows_file import append_row, read_rows
@@ -129,7 +130,7 @@ class _Wanted:
 
     @property
     def key(self) -> str:
-        return _key(asdict(message) for message in self.messages)
+        return _key(turn_of(message) for message in self.messages)
 
 
 def distill(
@@ -180,13 +181,17 @@ def _excluded(sources: Iterable[str]) -> list[str]:
 
 
 def _given(job: DistillJob, excluded: list[str], report: DistillReport) -> list[_Wanted]:
-    """Return the given prompts, without repeated and excluded ones."""
+    """Return the given prompts, without repeated and excluded ones.
+
+    Prompts that offer tools are left out: an answer that calls one would be kept as text.
+    """
     if job.prompts is None:
         return []
     known, wanted = Known(excluded), []
     for dialogue in read_dialogues(job.prompts, rows=job.rows, need_answers=False):
         text = "\n".join(message.content for message in dialogue.prompt)
-        if why := known.why_known(text):
+        why = "with tools" if dialogue.tools else known.why_known(text)
+        if why:
             report.answers_dropped[why] += 1
             continue
         known.add(text)
@@ -273,7 +278,7 @@ def _answer(
         prompt = wanted[int(request.key)]
         said = Message("assistant", written.text)
         row = {
-            "messages": [asdict(message) for message in (*prompt.messages, said)],
+            "messages": [turn_of(message) for message in (*prompt.messages, said)],
             **prompt.origin,
             "model": job.model,
             "tokens": written.tokens,

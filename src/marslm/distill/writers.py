@@ -6,6 +6,7 @@ Knows nothing about files, filters or what the text is for.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ import httpx2
 from transformers import PreTrainedTokenizerBase
 
 from marslm.data.dialogues import Message
-from marslm.data.encode import encode_prompt
+from marslm.data.encode import encode_prompt, turn_of
 from marslm.engine.engine import Engine
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
@@ -23,6 +24,10 @@ from marslm.runtime.params import SamplingParams
 
 Prompt: TypeAlias = "Sequence[Message] | Sequence[int]"
 """Messages to answer, or token ids to continue."""
+
+_BUSY = (429, 503)
+_PAUSES = (1, 2, 4, 8, 16, 32)
+"""Seconds to wait before asking a busy server again."""
 
 TokensHeard: TypeAlias = Callable[[int], None]
 """Told how many tokens were just written."""
@@ -115,7 +120,11 @@ class EndpointWriter:
             headers={"Authorization": f"Bearer {key}"} if key else {},
             limits=httpx2.Limits(max_connections=concurrency),
         )
-        self._model = self._served(model)
+        try:
+            self._model = self._served(model)
+        except InputError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the connections."""
@@ -143,7 +152,7 @@ class EndpointWriter:
             "temperature": sampling.temperature,
             "seed": request.seed,
         }
-        messages = [asdict(part) for part in request.prompt if isinstance(part, Message)]
+        messages = [turn_of(part) for part in request.prompt if isinstance(part, Message)]
         path = "chat/completions" if messages else "completions"
         body |= {"messages": messages} if messages else {"prompt": list(request.prompt)}
         answer = self._call("POST", path, json=body)
@@ -164,19 +173,28 @@ class EndpointWriter:
         return str(names[0])
 
     def _call(self, method: str, path: str, **options: Any) -> Any:
-        try:
-            reply = self._client.request(method, path, **options)
-        except httpx2.HTTPError as error:
-            raise InputError(
-                f"{self._client.base_url} does not answer ({error or type(error).__name__}): start "
-                "the server or mend --endpoint"
-            ) from error
+        reply = self._send(method, path, **options)
+        for pause in _PAUSES:
+            if reply.status_code not in _BUSY:
+                break
+            time.sleep(pause)
+            reply = self._send(method, path, **options)
         if reply.is_error:
             reason = " ".join(reply.text.split())[:200]
             raise InputError(
                 f"{self._client.base_url}{path} refuses with {reply.status_code} ({reason})"
             )
         return reply.json()
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        try:
+            return self._client.request(method, path, **options)
+        except httpx2.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise InputError(
+                f"{self._client.base_url} does not answer ({reason}): start the server or mend "
+                "--endpoint"
+            ) from error
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[int]:
