@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from helpers import build_model, fit_letters
 from marslm.models.loading import MarsModel
+from marslm.models.record import MarsRecord, marks_of
 from marslm.models.tiny import ARCHITECTURES
 
 # Machines differ in speed, and a failure must come back when the test is run again. To search
@@ -36,6 +39,20 @@ def _one_thread() -> Iterator[None]:
 def random_model(request: pytest.FixtureRequest) -> MarsModel:
     """A random float64 model of each architecture; a text ends at one token in sixteen."""
     return build_model(request.param, seed=1, end_token_ids=range(7, 288, 16))
+
+
+@pytest.fixture(scope="session")
+def fitted_draft(fitted_model: MarsModel) -> MarsModel:
+    """A worse model of the same language, trained for B = 4: right and wrong often enough."""
+    network = copy.deepcopy(fitted_model.network)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in network.parameters():
+            noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
+            weight.add_(0.04 * noise)
+    marks = marks_of(network, fitted_model.tokenizer)
+    record = MarsRecord("full", fitted_model.mask_token_id, block_size=4, base=marks)
+    return replace(fitted_model, network=network, record=record)
 
 
 @pytest.fixture(scope="session")

@@ -31,13 +31,17 @@ from marslm.runtime.decoder import Decoder
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.runner import Runner
 from marslm.runtime.sampling import choose
-from marslm.strategies.base import EngineFacts
+from marslm.runtime.sequence import Sequence
+from marslm.runtime.stopping import Transcript
+from marslm.strategies.base import DraftSide, EngineFacts
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.config import TuneConfig
 from marslm.train.objectives import TwoStream
 
 VOCABULARY = 288
 """Rows of the embedding: more than the tokenizer has, as in real checkpoints."""
+
+TOKENIZER = build_tokenizer()
 
 
 def build_network(
@@ -153,20 +157,40 @@ def full_logits(model: MarsModel, tokens: ListOf[int]) -> Tensor:
     return logits
 
 
+def make_sequence(
+    tokens: ListOf[int],
+    *,
+    prompt_length: int | None = None,
+    ends: Iterable[int] = (),
+    params: SamplingParams | None = None,
+    **fields: object,
+) -> Sequence:
+    """Return a request without an engine: a text, of which the first tokens are the prompt."""
+    params = params or SamplingParams(**fields)
+    prompt = tokens[: len(tokens) if prompt_length is None else prompt_length]
+    sequence = Sequence(0, prompt, params, Transcript(TOKENIZER, params, frozenset(ends)))
+    sequence.tokens = list(tokens)
+    return sequence
+
+
 def recompute(model: MarsModel, prompt: ListOf[int], params: SamplingParams) -> list[int]:
     """Return the answer of the plainest possible decoder: the whole text anew for each token."""
     tokens = list(prompt)
-    ends = frozenset() if params.ignore_eos else model.end_token_ids
-    for _ in range(params.max_new_tokens):
-        tokens += choose(full_logits(model, tokens)[-1:], params, len(tokens))
-        if tokens[-1] in ends:
+    for written in range(params.max_new_tokens):
+        text = make_sequence(
+            tokens, prompt_length=len(prompt), ends=model.end_token_ids, params=params
+        )
+        tokens += choose(full_logits(model, tokens)[-1:], text)
+        if tokens[-1] in text.transcript.end_token_ids and written >= params.min_tokens:
             break
     return tokens[len(prompt) :]
 
 
-def solo(model: MarsModel, prompt: ListOf[int], params: SamplingParams) -> Answer:
+def solo(
+    model: MarsModel, prompt: ListOf[int], params: SamplingParams, draft: DraftSide | None = None
+) -> Answer:
     """Answer one prompt with an engine of its own, in the same steps every time."""
-    engine = Engine(model, slots=1, pack=False, costs=AssumedCosts())
+    engine = Engine(model, slots=1, pack=False, costs=AssumedCosts(), draft=draft)
     sequence = engine.add(list(prompt), params)
     for _ in engine.run():
         pass

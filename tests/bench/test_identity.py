@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import build_model, build_network, build_runner, full_logits, solo
+from helpers import build_model, build_network, full_logits, solo
 from marslm.bench.identity import TIE_GAP, Referee
 from marslm.engine.api import Answer
+from marslm.engine.engine import Engine
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 
@@ -29,7 +30,7 @@ def plain(model: MarsModel) -> Answer:
 
 
 def referee(model: MarsModel) -> Referee:
-    return Referee(build_runner(model)[0])
+    return Referee(Engine(model, slots=1, max_length=128, pack=False))
 
 
 def other(answer: Answer, ids: list[int], runs: list[int] | None = None) -> Answer:

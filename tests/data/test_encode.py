@@ -355,3 +355,8 @@ def test_spans_join_to_the_whole_text(pairs: list[tuple[int, bool]]) -> None:
     assert "".join(text for text, _ in spans) == BYTE_TOKENIZER.decode(list(example.ids))
     assert all(text for text, _ in spans)
     assert all(a[1] != b[1] for a, b in itertools.pairwise(spans))
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(InputError, match="half of a surrogate pair"):
+        encode_prompt(build_tokenizer(), [Message("user", "a\ud800b")])

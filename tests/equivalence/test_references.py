@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import full_logits, letters, random_prompts, solo
+from helpers import full_logits, letters, make_sequence, random_prompts, solo
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sampling import choose
@@ -32,7 +32,7 @@ def mars_reference(model: MarsModel, prompt: list[int], params: SamplingParams) 
         rows = full_logits(model, [*text, *masks])[len(text) - 1 :]
         # The tokens of the last step are fed as themselves, since masks stood for them.
         fed += runs[-1] + len(masks) if runs else 0
-        candidates = choose(rows, params, len(text))
+        candidates = choose(rows, make_sequence(text, params=params))
         run = 1
         while run < params.block and confidence(rows[run], candidates[run], params) >= params.tau:
             run += 1
@@ -51,22 +51,22 @@ def lossless_reference(model: MarsModel, prompt: list[int], params: SamplingPara
         fed += 1 + len(drafts) + len(masks) if runs else 0
         written = []
         for row in rows[: len(drafts) + 1]:
-            written += choose(row[None], params, len(text) + len(written))
+            written += choose(row[None], make_sequence(text, params=params), written)
             if drafts[len(written) - 1 : len(written)] != written[-1:]:
                 break
         runs.append(min(len(written), left))
         text += written[: runs[-1]]
         if len(written) == len(drafts) + 1:
-            drafts = likely_drafts(rows[len(drafts) + 1 :], params, len(text))
+            drafts = likely_drafts(rows[len(drafts) + 1 :], params, text)
         else:
             drafts = []
     return text[len(prompt) :], runs, fed
 
 
-def likely_drafts(rows: Tensor, params: SamplingParams, position: int) -> list[int]:
+def likely_drafts(rows: Tensor, params: SamplingParams, text: list[int]) -> list[int]:
     drafts: list[int] = []
     for row in rows:
-        draft = choose(row[None], params, position + len(drafts))[0]
+        draft = choose(row[None], make_sequence(text, params=params), drafts)[0]
         if probability(row, draft, params) < MIN_DRAFT_CONFIDENCE:
             break
         drafts.append(draft)

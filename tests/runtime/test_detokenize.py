@@ -124,3 +124,12 @@ def test_half_a_character_at_the_end_is_shown_as_decoding_shows_it() -> None:
     detokenizer = Detokenizer(TOKENIZER)
     assert detokenizer.add(TOKENIZER.encode("a日")[:2]) == ""
     assert detokenizer.finish() == "a\N{REPLACEMENT CHARACTER}"
+
+
+def test_broken_bytes_after_a_whole_character_do_not_take_it_back() -> None:
+    """Decoding a run of bytes at once would show all of them as broken, this one's too."""
+    detokenizer = Detokenizer(SENTENCES)
+    run = [byte + 1 for byte in "日".encode()] + [0xE6 + 1]
+    assert "".join(detokenizer.add([token]) for token in run) == "日"
+    assert detokenizer.finish() == 3 * "\N{REPLACEMENT CHARACTER}"
+    assert SENTENCES.decode(run) == 4 * "\N{REPLACEMENT CHARACTER}"

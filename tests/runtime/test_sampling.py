@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from marslm.runtime.params import SamplingParams
-from marslm.runtime.sampling import choose, process
+from helpers import make_sequence
+from marslm.runtime.sampling import choose, draw
+from marslm.runtime.sequence import Sequence
 
 LOGITS = torch.tensor([0.3, -1.0, 2.0, 0.0, 1.2, -0.4], dtype=torch.float64)
 DRAWS = 4000
@@ -24,9 +25,13 @@ def chi_square(counts: Iterable[float], shares: Tensor) -> float:
     return float(((seen - expected) ** 2 / expected).sum())
 
 
+def at(position: int, **params: object) -> Sequence:
+    """Return a request whose next token is the one at `position`."""
+    return make_sequence([0] * position, **params)
+
+
 def draw_positions(temperature: float, seed: int) -> list[int]:
-    params = SamplingParams(temperature=temperature, seed=seed)
-    return choose(LOGITS.expand(DRAWS, -1), params, first_position=17)
+    return choose(LOGITS.expand(DRAWS, -1), at(17, temperature=temperature, seed=seed))
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -39,8 +44,7 @@ def test_draws_over_positions_follow_the_softmax(temperature: float, seed: int) 
 
 def test_draws_over_seeds_follow_the_softmax() -> None:
     draws = Counter(
-        choose(LOGITS[None], SamplingParams(temperature=1.0, seed=seed), 40)[0]
-        for seed in range(DRAWS)
+        choose(LOGITS[None], at(40, temperature=1.0, seed=seed))[0] for seed in range(DRAWS)
     )
     shares = torch.softmax(LOGITS, dim=-1)
     assert chi_square((draws[token] for token in range(6)), shares) < CRITICAL
@@ -59,54 +63,55 @@ def test_draws_at_neighbouring_positions_are_independent(apart: int) -> None:
 def test_a_draw_depends_on_seed_and_position_alone() -> None:
     """Neither on the rows beside it nor on how many tokens the step before it accepted."""
     rows = torch.randn(12, 30, generator=torch.Generator().manual_seed(1))
-    params = SamplingParams(temperature=0.8, seed=9)
-    together = choose(rows, params, 100)
-    alone = [choose(rows[i : i + 1], params, 100 + i)[0] for i in range(12)]
-    halves = choose(rows[:5], params, 100) + choose(rows[5:], params, 105)
-    assert together == alone == halves
+    params = {"temperature": 0.8, "seed": 9}
+    together = choose(rows, at(100, **params))
+    alone = [choose(rows[i : i + 1], at(100 + i, **params))[0] for i in range(12)]
+    halves = choose(rows[:5], at(100, **params)) + choose(rows[5:], at(105, **params))
+    ahead = choose(rows[5:], at(100, **params), together[:5])
+    assert together == alone == halves == together[:5] + ahead
 
 
 def test_draws_leave_the_global_random_state_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    params = SamplingParams(temperature=1.0)
-    first = choose(LOGITS.expand(20, -1), params, 0)
+    request = at(1, temperature=1.0)
+    first = choose(LOGITS.expand(20, -1), request)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(1)
-    assert choose(LOGITS.expand(20, -1), params, 0) == first
+    assert choose(LOGITS.expand(20, -1), request) == first
 
 
 @pytest.mark.parametrize("other", [1, -1, 2**31, 2**32, 2**40, 2**62])
 def test_another_seed_draws_otherwise(other: int) -> None:
     """All of a seed counts, although torch's CPU generator takes 32 bits of its own seed."""
     uniform = torch.zeros(20, 100)
-    draws = [choose(uniform, SamplingParams(temperature=1, seed=s), 0) for s in (0, other)]
+    draws = [choose(uniform, at(1, temperature=1, seed=s)) for s in (0, other)]
     assert sum(a == b for a, b in zip(*draws, strict=True)) < 5
 
 
 def test_greedy_is_the_argmax_whatever_the_seed() -> None:
     rows = torch.randn(8, 30, generator=torch.Generator().manual_seed(2))
     for seed in range(3):
-        assert choose(rows, SamplingParams(seed=seed), seed) == rows.argmax(-1).tolist()
+        assert choose(rows, at(1 + seed, seed=seed)) == rows.argmax(-1).tolist()
 
 
 def test_a_low_temperature_nears_greedy() -> None:
     rows = torch.randn(50, 30, generator=torch.Generator().manual_seed(3))
-    assert choose(rows, SamplingParams(temperature=1e-4), 0) == rows.argmax(-1).tolist()
+    assert choose(rows, at(1, temperature=1e-4)) == rows.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 50.0])
 def test_an_excluded_token_is_never_drawn(temperature: float) -> None:
     rows = torch.zeros(400, 3)
     rows[:, 1] = -torch.inf
-    assert 1 not in choose(rows, SamplingParams(temperature=temperature), 0)
+    assert 1 not in choose(rows, at(1, temperature=temperature))
 
 
-def test_process_reports_the_distribution_that_draws_follow() -> None:
+def test_the_distribution_that_draws_follow_is_reported() -> None:
     for temperature in (0.5, 2.0):
-        got = process(LOGITS[None], SamplingParams(temperature=temperature))
+        got = draw(LOGITS[None], at(1, temperature=temperature)).log_probs()
         torch.testing.assert_close(got, torch.log_softmax(LOGITS[None] / temperature, -1))
-    greedy = process(LOGITS[None], SamplingParams())
+    greedy = draw(LOGITS[None], at(1)).log_probs()
     torch.testing.assert_close(greedy, torch.log_softmax(LOGITS[None], -1))
 
 
@@ -119,10 +124,10 @@ def test_process_reports_the_distribution_that_draws_follow() -> None:
     ],
 )
 def test_probabilities_are_computed_wide(given: torch.dtype, wide: torch.dtype) -> None:
-    assert process(LOGITS[None].to(given), SamplingParams()).dtype == wide
+    assert draw(LOGITS[None].to(given), at(1)).log_probs().dtype == wide
 
 
 def test_the_precision_of_logits_does_not_change_the_noise() -> None:
     rows = (8 * torch.randn(40, 30, generator=torch.Generator().manual_seed(4))).bfloat16()
-    params = SamplingParams(temperature=1.0, seed=3)
-    assert choose(rows, params, 0) == choose(rows.double(), params, 0)
+    request = at(1, temperature=1.0, seed=3)
+    assert choose(rows, request) == choose(rows.double(), request)

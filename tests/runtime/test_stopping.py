@@ -160,17 +160,47 @@ def test_nothing_new_is_said_twice() -> None:
     assert answer.take_new_text() == ""
 
 
+def test_the_requests_own_end_tokens_end_it_and_do_not_show() -> None:
+    for ignore_eos in (False, True):
+        answer = transcript(stop_token_ids=(*tokens("x"), *tokens("c")), ignore_eos=ignore_eos)
+        assert answer.extend(tokens("abcd")) == 3
+        assert (answer.ids, answer.text) == (tokens("abc"), "ab")
+        assert answer.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+def test_nothing_ends_an_answer_before_min_tokens(cut: int) -> None:
+    """Neither end tokens nor a stop string that is complete by then; what comes later does."""
+    run = [*tokens("ab"), END, *tokens("abab")]
+    answer = transcript(min_tokens=3, stop=("ab",))
+    for step in (run[:cut], run[cut:]):
+        if answer.finish_reason is None:
+            answer.extend(step)
+    assert answer.ids == run[:5]
+    assert answer.text == "ab"
+    assert transcript(min_tokens=1).extend([END, *tokens("a"), END, *tokens("b")]) == 3
+    assert transcript(min_tokens=9, max_new_tokens=2).extend(tokens("abc")) == 2
+
+
 def naive_end(
-    run: list[int], stop: tuple[str, ...], limit: int
+    run: list[int], stop: tuple[str, ...], limit: int, min_tokens: int
 ) -> tuple[list[int], str, str | None]:
     """Return ids, text and reason by looking at every prefix of the answer from scratch."""
+    before = ""
     for count in range(1, len(run) + 1):
         text = TOKENIZER.decode(run[:count], skip_special_tokens=True)
-        found = [text.index(s) for s in stop if s in text]
-        if found:
+        # A stop string counts if it ends in the new text.
+        found = [
+            at
+            for s in stop
+            for at in range(max(0, len(before) - len(s) + 1), len(text))
+            if text.startswith(s, at)
+        ]
+        if found and count >= min_tokens:
             return run[:count], text[: min(found)], "stop"
-        if run[count - 1] == END:
+        if run[count - 1] == END and count > min_tokens:
             return run[:count], text, "stop"
+        before = text
         if count == limit:
             return run[:count], text, "length"
     return run, TOKENIZER.decode(run, skip_special_tokens=True), None
@@ -185,13 +215,14 @@ alphabet = st.sampled_from("ab日é")
     ).map(lambda parts: [token for part in parts for token in part]),
     stop=st.lists(st.text(alphabet, min_size=1, max_size=3), max_size=2).map(tuple),
     limit=st.integers(1, 20),
+    min_tokens=st.sampled_from([0, 0, 3]),
     cuts=st.lists(st.integers(1, 5), min_size=20, max_size=20),
 )
 def test_any_steps_end_where_looking_at_every_prefix_does(
-    run: list[int], stop: tuple[str, ...], limit: int, cuts: list[int]
+    run: list[int], stop: tuple[str, ...], limit: int, min_tokens: int, cuts: list[int]
 ) -> None:
-    ids, text, reason = naive_end(run, stop, limit)
-    answer = transcript(stop=stop, max_new_tokens=limit)
+    ids, text, reason = naive_end(run, stop, limit, min_tokens)
+    answer = transcript(stop=stop, max_new_tokens=limit, min_tokens=min_tokens)
     streamed, place = "", 0
     for size in cuts:
         step = run[place : place + size]

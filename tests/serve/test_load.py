@@ -103,10 +103,10 @@ def test_a_fault_in_one_request_leaves_the_others_alone(
 
         commit = Sequence.commit
 
-        def faulty(sequence: Sequence, tokens: list[int]) -> list[int]:
+        def faulty(sequence: Sequence, tokens: list[int], *logprobs: Any) -> list[int]:
             if sequence.params.seed == 666 and len(sequence.runs) == 2:
                 raise ArithmeticError("a fault")
-            return commit(sequence, tokens)
+            return commit(sequence, tokens, *logprobs)
 
         monkeypatch.setattr(Sequence, "commit", faulty)
         good = [pool.submit(server.post, "/v1/chat/completions", chat()) for _ in range(3)]

@@ -47,7 +47,7 @@ def decode(engine: Engine, strategy: str) -> list[Answer]:
 
 
 def assert_identical(engine: Engine, found: ListOf[Answer], plain: ListOf[Answer]) -> None:
-    referee = Referee(engine.runner)
+    referee = Referee(engine)
     for answer, other in zip(found, plain, strict=True):
         comparison = referee.compare(answer, other)
         assert comparison.identical, (answer.text, other.text, comparison.gap)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from helpers import facts_for
-from marslm.runtime.params import SamplingParams
 from marslm.runtime.sampling import choose
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
@@ -111,14 +110,13 @@ def test_drafts_are_drawn_with_the_noise_of_the_places_they_are_for(
     make_sequence: MakeSequence,
 ) -> None:
     """So that a draft and the draw that judges it agree wherever their distributions do."""
-    params = SamplingParams(temperature=1.0, seed=2)
     sequence = make_sequence([1, 2, 3], temperature=1.0, seed=2)
     even = torch.full((4, 10), -torch.inf, dtype=torch.float64)
     even[:, 3:6] = 0
     strategy = LosslessChain(facts_for(MASK))
     first = step(strategy, sequence, even).new_tokens
     drafts = propose(strategy, sequence)[:3]
-    assert first + drafts == choose(even, params, 3)
+    assert first + drafts == choose(even, make_sequence([1, 2, 3], temperature=1.0, seed=2))
 
 
 def test_requests_do_not_share_drafts(make_sequence: MakeSequence) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from helpers import facts_for
-from marslm.runtime.params import SamplingParams
 from marslm.runtime.sampling import choose
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
@@ -92,5 +91,5 @@ def test_confidence_follows_the_temperature(make_sequence: MakeSequence) -> None
 def test_candidates_are_drawn_at_their_places(make_sequence: MakeSequence) -> None:
     sequence = make_sequence([1, 2, 3], temperature=1.0, seed=4)
     logits = rows((3, 0.3), (4, 0.3), (5, 0.3))
-    expected = choose(logits, SamplingParams(temperature=1.0, seed=4), 3)
+    expected = choose(logits, sequence)
     assert accept(sequence, logits, 1e-9)[0] == expected

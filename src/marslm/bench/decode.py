@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from marslm.bench.identity import Comparison, Referee
 from marslm.bench.transformers_baseline import generate_with_transformers, with_stock_layout
 from marslm.engine.api import Answer, answer_of, room_for
-from marslm.engine.engine import Engine, trained_block
+from marslm.engine.engine import Engine, block_of
 from marslm.models.loading import MarsModel
 from marslm.report import Row
 from marslm.runtime.params import SamplingParams
+from marslm.strategies.base import DraftSide
 
 TRANSFORMERS = "transformers"
 """Name of the outside baseline: the same network under transformers' own `generate`."""
@@ -67,20 +68,21 @@ class DecodeBench:
         *,
         batch: int = 1,
         longest_prompt: int,
+        draft: DraftSide | None = None,
     ) -> None:
-        """`batch`: prompts decoded together. `longest_prompt`: in tokens."""
+        """`batch`: prompts decoded together. `longest_prompt`: in tokens. `draft`: second model."""
         self._model = model
         self._stock = with_stock_layout(model) if TRANSFORMERS in strategies else model
         self._params = params
-        self._block = params.block or trained_block(model)
+        self._block = block_of(model, params)
         self._batch = batch
         self._strategies = list(strategies)
         self._judged: dict[str, list[Judged]] = {name: [] for name in strategies}
         self._steps: dict[str, list[Step]] = {name: [] for name in strategies}
         self._engine = Engine(
-            model, slots=batch, max_length=room_for(model, longest_prompt, params)
+            model, slots=batch, max_length=room_for(model, longest_prompt, params), draft=draft
         )
-        self._referee = Referee(self._engine.runner)
+        self._referee = Referee(self._engine)
 
     def run(
         self, prompts: Sequence[EncodedPrompt], on_group: Callable[[int], None] = lambda done: None
@@ -155,7 +157,7 @@ class DecodeBench:
         one_token = name in ("ar", TRANSFORMERS)
         return {
             "strategy": name,
-            "tau": self._params.tau if name == "mars" else None,
+            "tau": self._params.shown_tau if name == "mars" else None,
             "block": 1 if one_token else self._block,
             "batch": self._batch,
             "temperature": self._params.temperature,

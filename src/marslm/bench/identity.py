@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from marslm.engine.api import Answer
+from marslm.engine.engine import Engine
 from marslm.runtime.params import SamplingParams
-from marslm.runtime.runner import Runner, Work
+from marslm.runtime.runner import Work
 from marslm.runtime.sampling import choose
 from marslm.runtime.window import Window
 
@@ -38,9 +39,9 @@ class Comparison:
 class Referee:
     """Runs the plain model over finished answers."""
 
-    def __init__(self, runner: Runner) -> None:
-        """`runner`: one whose slot 0 is free to be overwritten."""
-        self._runner = runner
+    def __init__(self, engine: Engine) -> None:
+        """`engine`: one that is idle whenever it is used here."""
+        self._engine = engine
 
     def compare(self, answer: Answer, plain: Answer) -> Comparison:
         """Compare greedy answers to the same prompt; `plain` is one-token decoding's."""
@@ -81,10 +82,14 @@ class Referee:
         if len(known) == len(answer.ids):
             return known
         logits = self._logits(answer.prompt_ids, answer.ids[:-1], len(answer.ids) - len(known))
-        return known + choose(logits, params, len(answer.prompt_ids) + len(known))
+        request = self._engine.new_sequence(answer.prompt_ids, params)
+        return known + [
+            choose(row[None], request, answer.ids[: len(known) + place])[0]
+            for place, row in enumerate(logits)
+        ]
 
     def _logits(self, prompt: list[int], answer: list[int], wanted: int) -> Tensor:
-        return self._runner.forward([Work(0, 0, [*prompt, *answer], Window(), wanted)])[0]
+        return self._engine.runner.forward([Work(0, 0, [*prompt, *answer], Window(), wanted)])[0]
 
 
 def _first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:

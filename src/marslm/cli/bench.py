@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from marslm.cli import bench_serve, options
+from marslm.cli.decoding import Decoding
+from marslm.cli.groups import with_groups
 
 app = typer.Typer(help="Measure this machine and these methods.", no_args_is_help=True)
 app.command(epilog=bench_serve.EXAMPLES)(bench_serve.serve)
@@ -52,6 +54,7 @@ _COLUMNS = (
 
 
 @app.command(epilog=EXAMPLES)
+@with_groups(max_new_tokens=128)
 def decode(
     model: options.Model = "smollm2",
     adapter: options.Adapter = None,
@@ -67,16 +70,11 @@ def decode(
     ] = "spec_bench",
     prompts: Annotated[int, typer.Option(help="How many prompts, round-robin over kinds.")] = 12,
     batch: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
-    tau: options.Tau = 0.9,
-    block: options.Block = None,
-    confidence: options.Confidence = "probability",
-    temperature: options.Temperature = 0.0,
-    seed: options.Seed = 0,
-    max_new_tokens: options.MaxNewTokens = 128,
+    decoding: Decoding = Decoding(),  # noqa: B008 - only its fields' defaults are used
     json: options.Json = None,
 ) -> None:
     """Decode the same prompts with several strategies, interleaved; report speed and equality."""
-    from marslm.bench.decode import TRANSFORMERS, DecodeBench, EncodedPrompt
+    from marslm.bench.decode import DecodeBench, EncodedPrompt
     from marslm.cli.progress import bar
     from marslm.cli.render import print_rows
     from marslm.data.encode import encode_prompt
@@ -84,42 +82,47 @@ def decode(
     from marslm.errors import InputError
     from marslm.models.loading import load
     from marslm.report import write_report
-    from marslm.runtime.params import SamplingParams
-    from marslm.strategies.registry import check_strategy
 
-    names = [name.strip() for name in strategies.split(",") if name.strip()]
-    if not names:
-        raise InputError("give at least one strategy, such as --strategies ar,lossless")
-    for name in names:
-        check_strategy(name)
-    if baseline not in (None, "none", TRANSFORMERS):
-        raise InputError(f"unknown baseline {baseline!r}: choose transformers or none")
-    if baseline == TRANSFORMERS and batch == 1 and temperature == 0:
-        names.append(TRANSFORMERS)
+    params = decoding.params()
+    names = _names(strategies, baseline, one_by_one=batch == 1 and params.temperature == 0)
     if batch < 1 or prompts < 1:
         raise InputError("give at least one prompt and a batch of at least one")
-    params = SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        seed=seed,
-        tau=tau,
-        block=block,
-        confidence=confidence,
-    )
     texts = read_prompts(data, count=prompts, data_folder=None)
     adapter = options.find_adapter(model, adapter)
     loaded = load(model, adapter=adapter)
     encoded = [
         EncodedPrompt(encode_prompt(loaded.tokenizer, text.messages), text.kind) for text in texts
     ]
-    longest = max(len(prompt.ids) for prompt in encoded)
-    measured = DecodeBench(loaded, names, params, batch=batch, longest_prompt=longest)
+    measured = DecodeBench(
+        loaded,
+        names,
+        params,
+        batch=batch,
+        longest_prompt=max(len(prompt.ids) for prompt in encoded),
+        draft=decoding.load_draft(),
+    )
     with bar("decoding", len(encoded)) as done:
         measured.run(encoded, done)
     rows = [{**row, "model": model, "adapter": adapter} for row in measured.rows()]
     print_rows(rows, _COLUMNS)
     if json is not None:
         write_report(json, rows)
+
+
+def _names(strategies: str, baseline: str | None, *, one_by_one: bool) -> list[str]:
+    """Return what takes its turn; the baseline only where it decodes one prompt, greedily."""
+    from marslm.bench.decode import TRANSFORMERS
+    from marslm.errors import InputError
+    from marslm.strategies.registry import check_strategy
+
+    names = _split(strategies)
+    if not names:
+        raise InputError("give at least one strategy, such as --strategies ar,lossless")
+    for name in names:
+        check_strategy(name)
+    if baseline not in (None, "none", TRANSFORMERS):
+        raise InputError(f"unknown baseline {baseline!r}: choose transformers or none")
+    return [*names, TRANSFORMERS] if baseline == TRANSFORMERS and one_by_one else names
 
 
 _TRAIN_COLUMNS = ("objective", "time_ratio", "memory_ratio", "tokens_per_second", "peak_mib")

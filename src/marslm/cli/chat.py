@@ -6,11 +6,14 @@ Knows nothing about how answers are decoded.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from marslm.cli import options
+from marslm.cli.decoding import Decoding
+from marslm.cli.groups import with_groups
 
 if TYPE_CHECKING:
     from marslm.data.dialogues import Message
@@ -31,39 +34,45 @@ anew, /quit or Ctrl-D ends.
 _HELP = "/speed TAU, /lossless, /ar, /new, /quit"
 
 
+@with_groups(max_new_tokens=512)
 def chat(
     model: options.Model = "smollm2",
     adapter: options.Adapter = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     strategy: options.Strategy = "lossless",
-    tau: options.Tau = 0.9,
-    block: options.Block = None,
-    confidence: options.Confidence = "probability",
-    temperature: options.Temperature = 0.0,
-    seed: options.Seed = 0,
-    max_new_tokens: options.MaxNewTokens = 512,
+    decoding: Decoding = Decoding(),  # noqa: B008 - only its fields' defaults are used
 ) -> None:
     """Talk with a model; each accepted run has its own colour."""
     from marslm.cli.render import console
-    from marslm.data.dialogues import Message
     from marslm.engine.engine import Engine
-    from marslm.errors import InputError
     from marslm.models.loading import load
-    from marslm.runtime.params import SamplingParams
 
-    params = SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        seed=seed,
-        block=block,
-        confidence=confidence,
-    )
-    adapter = options.find_adapter(model, adapter)
-    loaded = load(model, adapter=adapter)
-    engine = Engine(loaded, slots=1, max_length=min(loaded.context_length, 4096))
-    engine.speed.strategy, engine.speed.tau = strategy, tau
+    params = decoding.params()
+    loaded = load(model, adapter=options.find_adapter(model, adapter))
+    length = min(loaded.context_length, 4096)
+    engine = Engine(loaded, slots=1, max_length=length, draft=decoding.load_draft())
+    params = _set_knob(engine, strategy, params)
     options.warn_if_untrained(loaded, strategy)
     console.print(f"[dim]{loaded.name}, {strategy}. {_HELP}[/dim]")
+    _converse(engine, system, params)
+
+
+def _set_knob(engine: Engine, strategy: str, params: SamplingParams) -> SamplingParams:
+    """Give strategy and tau to the knob, which the chat can turn, instead of to the requests."""
+    from marslm.errors import InputError
+
+    if not isinstance(params.tau, float):
+        raise InputError(f"tau is {params.tau}: a chat takes a number, which /speed can change")
+    engine.speed.strategy, engine.speed.tau = strategy, params.tau
+    return replace(params, tau=None)
+
+
+def _converse(engine: Engine, system: str | None, params: SamplingParams) -> None:
+    """Read lines until the end; keep the conversation."""
+    from marslm.cli.render import console
+    from marslm.data.dialogues import Message
+    from marslm.errors import InputError
+
     opening = [Message("system", system)] if system else []
     messages = list(opening)
     while True:

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from marslm.cli import options
+from marslm.cli.decoding import Decoding
+from marslm.cli.groups import with_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from marslm.data.dialogues import Dialogue
     from marslm.engine.api import Answer
-    from marslm.engine.engine import StepEvent
+    from marslm.engine.engine import Engine, StepEvent
     from marslm.report import Row
+    from marslm.runtime.params import SamplingParams
 
 EXAMPLES = """
 [b]Examples[/b]
@@ -27,9 +31,12 @@ marslm generate "What is the capital of France?"
 marslm generate --strategy mars --tau 0.7 "Write a haiku about rain."
 
 marslm generate --adapter runs/gsm8k --prompts questions.jsonl --limit 50 --json answers.json
+
+marslm generate --regex "(yes|no)" "Is the sky blue?"
 """
 
 
+@with_groups()
 def generate(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts, one answer each.")] = None,
     prompts_file: Annotated[
@@ -40,65 +47,77 @@ def generate(
     model: options.Model = "smollm2",
     adapter: options.Adapter = None,
     strategy: options.Strategy = "lossless",
-    tau: options.Tau = 0.9,
-    block: options.Block = None,
-    confidence: options.Confidence = "probability",
-    temperature: options.Temperature = 0.0,
-    seed: options.Seed = 0,
-    max_new_tokens: options.MaxNewTokens = 256,
+    decoding: Decoding = Decoding(),  # noqa: B008 - only its fields' defaults are used
     json: options.Json = None,
 ) -> None:
     """Answer prompts, several tokens per forward."""
-    from marslm.cli.render import RunPainter, console, figures
-    from marslm.data.dialogues import Dialogue, Message, read_dialogues
-    from marslm.engine.api import encode, room_for, run_all
-    from marslm.engine.engine import Engine, trained_block
-    from marslm.errors import InputError
+    from marslm.engine.api import encode, room_for
+    from marslm.engine.engine import Engine
     from marslm.models.loading import load
     from marslm.report import write_report
-    from marslm.runtime.params import SamplingParams
 
-    params = SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        seed=seed,
-        strategy=strategy,
-        tau=tau,
-        block=block,
-        confidence=confidence,
-    )
-    chats = [Dialogue((Message("user", text),), "the prompt") for text in prompts or []]
-    if prompts_file is not None:
-        chats += read_dialogues(prompts_file, rows=limit, need_answers=False)
-    if not chats:
-        raise InputError("give a prompt, or a file of prompts with --prompts")
+    params = decoding.params(strategy=strategy)
+    chats = _read_chats(prompts or [], prompts_file, limit)
     adapter = options.find_adapter(model, adapter)
     loaded = load(model, adapter=adapter)
     encoded = [encode(loaded, chat.prompt) for chat in chats]
-    engine = Engine(loaded, slots=1, max_length=room_for(loaded, max(map(len, encoded)), params))
+    engine = Engine(
+        loaded,
+        slots=1,
+        max_length=room_for(loaded, max(map(len, encoded)), params),
+        draft=decoding.load_draft(),
+    )
     for chat, ids in zip(chats, encoded, strict=True):
         engine.check_prompt(ids, chat.source)  # all of them, before any is answered
-    found = []
-    for chat, ids in zip(chats, encoded, strict=True):
-        if len(chats) > 1:
-            console.print(f"> {chat.prompt[-1].content}", style="dim", markup=False)
-        clock = _Clock(RunPainter().print)
-        answer = run_all(engine, [ids], params, clock)[0]
-        console.print(
-            f"\n[dim]{figures(len(answer.ids), len(answer.runs), clock.tokens_per_second)}[/dim]\n"
-        )
-        found.append(_Found(chat.prompt[-1].content, answer, clock.tokens, clock.seconds))
+    found = [
+        _answer(engine, chat.prompt[-1].content, ids, params, show_prompt=len(chats) > 1)
+        for chat, ids in zip(chats, encoded, strict=True)
+    ]
     options.warn_if_untrained(loaded, strategy)
     if json is not None:
-        settings = {
-            "strategy": strategy,
-            "tau": tau if strategy == "mars" else None,
-            "block": 1 if strategy == "ar" else block or trained_block(loaded),
-            "temperature": temperature,
-            "model": model,
-            "adapter": adapter,
-        }
+        settings = {**_settings(engine, params), "model": model, "adapter": adapter}
         write_report(json, _rows(found, settings))
+
+
+def _read_chats(prompts: list[str], file: str | None, limit: int | None) -> list[Dialogue]:
+    """Return what is to be answered: prompts from the command line, then a file's."""
+    from marslm.data.dialogues import Dialogue, Message, read_dialogues
+    from marslm.errors import InputError
+
+    chats = [Dialogue((Message("user", text),), "the prompt") for text in prompts]
+    if file is not None:
+        chats += read_dialogues(file, rows=limit, need_answers=False)
+    if not chats:
+        raise InputError("give a prompt, or a file of prompts with --prompts")
+    return chats
+
+
+def _answer(
+    engine: Engine, prompt: str, ids: list[int], params: SamplingParams, *, show_prompt: bool
+) -> _Found:
+    """Answer one prompt, showing it as it comes."""
+    from marslm.cli.render import RunPainter, console, figures
+    from marslm.engine.api import run_all
+
+    if show_prompt:
+        console.print(f"> {prompt}", style="dim", markup=False)
+    clock = _Clock(RunPainter().print)
+    answer = run_all(engine, [ids], params, clock)[0]
+    line = figures(len(answer.ids), len(answer.runs), clock.tokens_per_second)
+    console.print(f"\n[dim]{line}[/dim]\n")
+    return _Found(prompt, answer, clock.tokens, clock.seconds)
+
+
+def _settings(engine: Engine, params: SamplingParams) -> dict[str, str | int | float | bool | None]:
+    """Return what a report says about how its answers were decoded."""
+    from marslm.engine.engine import block_of
+
+    return {
+        "strategy": params.strategy,
+        "tau": params.shown_tau if params.strategy == "mars" else None,
+        "block": 1 if params.strategy == "ar" else block_of(engine.model, params),
+        "temperature": params.temperature,
+    }
 
 
 class _Clock:

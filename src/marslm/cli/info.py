@@ -22,6 +22,7 @@ def info(
     json: options.Json = None,
 ) -> None:
     """Show a model's shape, its [MASK] row and what it was trained for."""
+    from rich.markup import escape
     from rich.table import Table
 
     from marslm.cli.render import console
@@ -50,7 +51,8 @@ def info(
     }
     table = Table(show_header=False, box=None)
     for name, value in facts.items():
-        table.add_row(f"[dim]{name.replace('_', ' ')}[/dim]", "" if value is None else str(value))
+        shown = "" if value is None else escape(str(value))  # token names may have brackets
+        table.add_row(f"[dim]{name.replace('_', ' ')}[/dim]", shown)
     console.print(table)
     if json is not None:
         write_report(json, [facts])

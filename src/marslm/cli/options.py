@@ -14,7 +14,6 @@ import typer
 if TYPE_CHECKING:
     from marslm.models.loading import MarsModel
 
-_DECODING = "Decoding"
 _OUTPUT = "Output"
 
 Model: TypeAlias = Annotated[
@@ -32,13 +31,15 @@ Adapter: TypeAlias = Annotated[
         help="Adapter folder; without it, smollm2 uses the one that ships, if there is one.",
     ),
 ]
+
 Strategy: TypeAlias = Annotated[
     str,
     typer.Option(
         "--strategy",
         "-s",
-        help="ar (one token a step), mars (threshold tau) or lossless (same output as ar).",
-        rich_help_panel=_DECODING,
+        help="ar (one token a step), lossless (same output, faster), mars (threshold tau), jacobi, "
+        "prompt_lookup, draft_model, ...: see docs/decoding.md.",
+        rich_help_panel="Decoding",
     ),
 ]
 Tau: TypeAlias = Annotated[
@@ -47,34 +48,12 @@ Tau: TypeAlias = Annotated[
         "--tau",
         "-t",
         help="Acceptance threshold of mars, above 0 and at most 1; lower is faster.",
-        rich_help_panel=_DECODING,
+        rich_help_panel="Decoding",
     ),
 ]
-Block: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        "--block",
-        "-B",
-        help="Candidates per step; default: as trained.",
-        rich_help_panel=_DECODING,
-    ),
-]
-Confidence: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        help="What tau is compared with: probability, margin or entropy.",
-        rich_help_panel=_DECODING,
-    ),
-]
-Temperature: TypeAlias = Annotated[
-    float, typer.Option(help="0 is greedy.", rich_help_panel=_DECODING)
-]
-Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of sampling.", rich_help_panel=_DECODING)]
+Seed: TypeAlias = Annotated[int, typer.Option(help="Seed of sampling.", rich_help_panel="Sampling")]
 MaxNewTokens: TypeAlias = Annotated[
-    int,
-    typer.Option(
-        "--max-new-tokens", "-n", help="Length cap of an answer.", rich_help_panel=_DECODING
-    ),
+    int, typer.Option("--max-new-tokens", "-n", help="Length cap of an answer, in tokens.")
 ]
 
 

@@ -6,11 +6,15 @@ Knows nothing about how candidates were chosen or what becomes of them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from marslm.errors import InputError
+
+Tau: TypeAlias = "float | tuple[float, ...]"
+"""An acceptance threshold, or one for each mask of a step."""
 
 
 def probability(log_probs: Tensor, tokens: Tensor) -> Tensor:
@@ -37,22 +41,34 @@ CONFIDENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Confidence by name: (log-probabilities [R, V], chosen tokens [R]) -> [R] in [0, 1]."""
 
 
-def accepted_prefix(confidence: Tensor, tau: float) -> int:
+def accepted_prefix(confidence: Tensor, tau: Tau) -> int:
     """Return how many of a step's candidates to keep, at least 1.
 
     confidence: [B], candidate 0 first. From the left while confidence >= tau; the first candidate
     is always kept, and what follows the first miss is dropped however confident. tau >= 1 means one
     token a step by rule, since a rounded softmax can reach 1.0.
     """
-    if tau >= 1:
-        return 1
-    for index, value in enumerate(confidence.tolist()):
-        if index > 0 and not value >= tau:
-            return index
-    return len(confidence)
+    masks = useful_masks(tau, len(confidence) - 1)
+    for mask, value in enumerate(confidence[1 : 1 + masks].tolist()):
+        if not value >= threshold(tau, mask):
+            return 1 + mask
+    return 1 + masks
 
 
-def check_tau(tau: float) -> None:
-    """Raise InputError unless 0 < tau <= 1."""
-    if not 0 < tau <= 1:
+def threshold(tau: Tau, mask: int) -> float:
+    """Return the threshold of the candidate that is read from mask number `mask`, the first is 0.
+
+    Masks further than a tau per position tells of have its last.
+    """
+    return tau[min(mask, len(tau) - 1)] if isinstance(tau, tuple) else tau
+
+
+def useful_masks(tau: Tau, masks: int) -> int:
+    """Return how many of `masks` masks can bring a candidate: those before the first tau of 1."""
+    return next((mask for mask in range(masks) if threshold(tau, mask) >= 1), masks)
+
+
+def check_tau(tau: Tau) -> None:
+    """Raise InputError unless 0 < tau <= 1, for each position if there are several."""
+    if not all(0 < each <= 1 for each in (tau if isinstance(tau, tuple) else (tau,))) or tau == ():
         raise InputError(f"tau is {tau}: give a value above 0 and at most 1 (1 = one token a step)")

@@ -288,6 +288,13 @@ def _refuse_useless(report: EncodeReport, max_length: int) -> None:
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(
+            "the text has half of a surrogate pair, which UTF-8 cannot write; was it read as "
+            "another encoding? remove it"
+        ) from error
     # The template has written every special token already.
     return cast("list[int]", tokenizer.encode(text, add_special_tokens=False))
 

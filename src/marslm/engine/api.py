@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from marslm.data.dialogues import Message
 from marslm.data.encode import encode_prompt
-from marslm.engine.engine import Engine, StepEvent, trained_block
+from marslm.engine.engine import Engine, StepEvent, block_of
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
+from marslm.runtime.logprobs import TokenLogprobs
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.stopping import FinishReason
@@ -29,7 +30,7 @@ class Answer:
 
     ids: committed tokens, the end token included. runs: tokens of each forward; their sum is the
     number of tokens, their count the number of forwards. decode_rows: input rows of the forwards
-    after the prompt's.
+    after the prompt's. logprobs: one entry a token if they were asked for.
     """
 
     prompt_ids: list[int]
@@ -38,6 +39,7 @@ class Answer:
     runs: list[int]
     decode_rows: int
     finish_reason: FinishReason
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def tokens_per_forward(self) -> float:
@@ -85,7 +87,7 @@ def generate(
 
 def room_for(model: MarsModel, prompt_length: int, params: SamplingParams) -> int:
     """Return the cache length for a prompt of `prompt_length` tokens, its answer and windows."""
-    window = 2 * (params.block or trained_block(model))
+    window = 0 if params.block == "full" else 2 * block_of(model, params)
     return prompt_length + params.max_new_tokens + window
 
 
@@ -114,4 +116,5 @@ def answer_of(sequence: Sequence) -> Answer:
         runs=sequence.runs,
         decode_rows=sequence.decode_rows,
         finish_reason=transcript.finish_reason,
+        logprobs=transcript.logprobs,
     )

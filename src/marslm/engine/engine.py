@@ -14,18 +14,21 @@ from itertools import count
 
 from torch import Tensor
 
+from marslm.engine.admission import check_params, check_prompt, refused_fields, resolve_tau
 from marslm.engine.scheduler import Scheduler
 from marslm.engine.speed import SpeedKnob
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
+from marslm.runtime.constraint import Grammars
 from marslm.runtime.costs import StepCosts
 from marslm.runtime.decoder import Decoder
+from marslm.runtime.logprobs import TokenLogprobs, read_logprobs
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.runner import Runner, Work
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.stopping import FinishReason, Transcript
 from marslm.runtime.window import Window
-from marslm.strategies.base import EngineFacts, StepSettings, Strategy
+from marslm.strategies.base import DraftSide, EngineFacts, Outcome, StepSettings, Strategy
 from marslm.strategies.registry import create_strategy
 
 _DEFAULT_LENGTH = 4096
@@ -39,13 +42,22 @@ def trained_block(model: MarsModel) -> int:
     return model.record.block_size if model.record else DEFAULT_BLOCK
 
 
+def block_of(model: MarsModel, params: SamplingParams) -> int:
+    """Return the B of a request; "full" is its whole answer."""
+    return params.max_new_tokens if params.block == "full" else params.block or trained_block(model)
+
+
 @dataclass(frozen=True)
 class StepEvent:
-    """What one step brought one request: committed token ids and the text they completed."""
+    """What one step brought one request: committed token ids and the text they completed.
+
+    logprobs: those of the tokens, if they were asked for.
+    """
 
     sequence: Sequence
     tokens: list[int]
     text: str
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class Engine:
@@ -65,10 +77,12 @@ class Engine:
         token_budget: int = 512,
         pack: bool = True,
         costs: StepCosts | None = None,
+        draft: DraftSide | None = None,
     ) -> None:
         """Build the decoder and its cache; `pack=False` keeps plain linears.
 
-        costs: what steps cost, by which windows are chosen; by default as measured here.
+        costs: what steps cost, by which windows are chosen; by default as measured here. draft: the
+        second model of the strategies that need one.
         """
         for name, value in (("slots", slots), ("token_budget", token_budget)):
             if value < 1:
@@ -81,21 +95,29 @@ class Engine:
         self._cache = decoder.new_cache(slots)
         self.runner = Runner(decoder, self._cache, model.mask_token_id)
         self._scheduler = Scheduler(self._cache, token_budget)
-        self.facts = EngineFacts(model, slots, self.max_length, pack, costs or StepCosts())
+        self.facts = EngineFacts(model, slots, self.max_length, pack, costs or StepCosts(), draft)
         self._strategies: dict[str, Strategy] = {}
+        self._grammars = Grammars(model)
         self._numbers = count()
 
     def add(self, prompt: list[int], params: SamplingParams | None = None) -> Sequence:
         """Queue a prompt of token ids; InputError if it cannot be answered."""
-        params = params or SamplingParams()
-        if params.strategy is not None:
-            self._strategy(params.strategy)  # refuses what this model cannot do
-        room = self.check_prompt(prompt)
-        params = replace(params, max_new_tokens=min(params.max_new_tokens, room))
-        transcript = Transcript(self.model.tokenizer, params, self.model.end_token_ids)
-        sequence = Sequence(next(self._numbers), prompt, params, transcript)
+        sequence = self.new_sequence(prompt, params or SamplingParams())
         self._scheduler.add(sequence)
         return sequence
+
+    def new_sequence(self, prompt: list[int], params: SamplingParams) -> Sequence:
+        """Return a request that is not queued; InputError if it cannot be answered."""
+        check_params(self.model, params, self._strategy(params.strategy or self.speed.strategy))
+        room = self.check_prompt(prompt)
+        params = replace(
+            params,
+            max_new_tokens=min(params.max_new_tokens, room),
+            tau=resolve_tau(self.model, params),
+        )
+        transcript = Transcript(self.model.tokenizer, params, self.model.end_token_ids)
+        constraint = self._grammars.constraint_for(params)
+        return Sequence(next(self._numbers), prompt, params, transcript, constraint)
 
     def abort(self, sequence: Sequence, reason: FinishReason = "abort") -> None:
         """End a request now; its slot is free for the next step."""
@@ -186,13 +208,15 @@ class Engine:
         """Choose a request's strategy for this step."""
         params = sequence.params
         name = params.strategy or self.speed.strategy
-        strategy = self._strategy(name)
+        if refused_fields(params, self._strategy(name)):
+            name = "ar"  # the knob was turned after the request came in
         if sequence.strategy != name:
             self._release(sequence)
             sequence.strategy = name
-        block = params.block or trained_block(self.model)
+        block = block_of(self.model, params)
+        assert not isinstance(params.tau, str)  # resolved when it came in
         tau = self.speed.tau if params.tau is None else params.tau
-        return _Plan(sequence, chunk, strategy, StepSettings(block, tau, rows))
+        return _Plan(sequence, chunk, self._strategy(name), StepSettings(block, tau, rows))
 
     def _add_windows(self, plans: list[_Plan]) -> None:
         """Ask each strategy for the windows of its requests, all at once."""
@@ -214,18 +238,14 @@ class Engine:
             return None
         outcome = plan.strategy.accept(sequence, plan.window, logits, plan.settings)
         assert plan.window.starts_with_chain(outcome.kept)
-        tokens = sequence.commit(outcome.new_tokens)
+        logprobs = _logprobs(sequence, outcome, logits)
+        tokens = sequence.commit(outcome.new_tokens, logprobs)
         sequence.advance(len(plan.chunk) + outcome.kept)
         if sequence.finished:
             self._release(sequence)
             self._scheduler.retire(sequence)
-        return StepEvent(sequence, tokens, sequence.transcript.take_new_text())
-
-    def _strategy(self, name: str) -> Strategy:
-        """Return the engine's own object of a strategy, made when it is first asked for."""
-        if name not in self._strategies:
-            self._strategies[name] = create_strategy(name, self.facts)
-        return self._strategies[name]
+        text = sequence.transcript.take_new_text()
+        return StepEvent(sequence, tokens, text, logprobs[: len(tokens)])
 
     def _release(self, sequence: Sequence) -> None:
         """Let the strategy that served a request forget it."""
@@ -235,19 +255,19 @@ class Engine:
 
     def check_prompt(self, prompt: list[int], source: str = "the prompt") -> int:
         """Return how many tokens the answer may have; InputError, naming `source`, if none."""
-        if not prompt:
-            raise InputError(f"{source} is empty: give at least one token")
-        vocabulary = self.model.network.config.vocab_size
-        if not all(0 <= token < vocabulary for token in prompt):
-            raise InputError(f"{source} has token ids outside 0..{vocabulary - 1}")
-        room = self.max_length - len(prompt)
-        if room < 1:
-            raise InputError(
-                f"{source} has {len(prompt)} tokens, and with at least one for the answer that "
-                f"is beyond the limit of {self.max_length}; shorten it or raise the limit "
-                f"(the model's context is {self.model.context_length})"
-            )
-        return room
+        return check_prompt(self.model, prompt, self.max_length, source)
+
+    def _strategy(self, name: str) -> Strategy:
+        """Return this engine's strategy of that name, built when it is first asked for."""
+        if name not in self._strategies:
+            self._strategies[name] = create_strategy(name, self.facts)
+        return self._strategies[name]
+
+
+def _logprobs(sequence: Sequence, outcome: Outcome, logits: Tensor) -> list[TokenLogprobs]:
+    """Return the log-probabilities of an outcome's tokens, none if they were not asked for."""
+    count, tokens = sequence.params.logprobs, outcome.new_tokens
+    return [] if count is None else read_logprobs(logits[: len(tokens)], tokens, count)
 
 
 @dataclass

@@ -24,6 +24,7 @@ from marslm.errors import InputError
 from marslm.models import short_names, tiny
 from marslm.models.a2d import authors_record, read_config
 from marslm.models.adapter import CONFIG_FILE, Adapter, check_adapter, merge, read_adapter
+from marslm.models.calibration import Calibration, read_calibration
 from marslm.models.gguf import converted_folder
 from marslm.models.mask_token import check_mask_token, choose_mask_token
 from marslm.models.record import FILE_NAME, MarsRecord, read_record
@@ -37,6 +38,7 @@ class MarsModel:
     network: the transformers model, a merged adapter folded in. adapter: the mask-only adapter,
     which stays beside the weights. record: how the weights were trained for several tokens a
     forward, None for a plain model. mask_token_id: the row that serves as [MASK] either way.
+    calibration: the thresholds measured for these weights, if any were.
     """
 
     name: str
@@ -45,6 +47,7 @@ class MarsModel:
     mask_token_id: int
     record: MarsRecord | None = None
     adapter: Adapter | None = None
+    calibration: Calibration | None = None
 
     @property
     def context_length(self) -> int:
@@ -86,6 +89,7 @@ def load(
     network, tokenizer, folder = _load_pair(name, dtype)
     record = read_record(folder) if folder and (folder / FILE_NAME).exists() else None
     loaded = read_adapter(Path(adapter)) if adapter is not None else None
+    place = Path(adapter) if adapter is not None else folder
     if loaded is not None:
         check_adapter(loaded, network, tokenizer)
         record = loaded.record
@@ -99,7 +103,8 @@ def load(
     check_mask_token(mask_token_id, tokenizer, network.config)
     record = record or authors_record(network, tokenizer, mask_token_id)
     network = network.to(device).eval()  # type: ignore[arg-type]
-    return MarsModel(name, network, tokenizer, mask_token_id, record, loaded)
+    calibration = read_calibration(place) if place else None
+    return MarsModel(name, network, tokenizer, mask_token_id, record, loaded, calibration)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -14,7 +14,12 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 class Detokenizer:
-    """Decodes a growing list of tokens; the pieces joined equal decoding all of them at once."""
+    """Decodes a growing list of tokens; the pieces joined equal decoding all of them at once.
+
+    With one exception: a byte-fallback tokenizer (Llama 2's, Gemma's) shows every byte of a run as
+    broken once any of it is, also the whole characters before. What is out stays out here: those
+    characters remain, and as much follows as makes the text as long as decoding it at once.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Start with no tokens."""

@@ -1,42 +1,104 @@
 """From logits to tokens.
 
-Every draw is the argmax of the logits plus Gumbel noise that depends on the request's seed and the
-token's absolute position alone. So a draw does not depend on the batch, on the window or on how
-many tokens a step accepted, and lossless decoding can compare drafts with draws (METHOD section 3).
-Knows nothing about drafts or acceptance.
+Every draw is the argmax of the processed logits plus Gumbel noise that depends on the request's
+seed and the token's absolute position alone. So a draw does not depend on the batch, on the window
+or on how many tokens a step accepted, and lossless decoding can compare drafts with draws (METHOD
+section 3). Knows nothing about drafts or acceptance.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from marslm.runtime.params import SamplingParams
+from marslm.runtime.processors import (
+    Constrained,
+    EndBan,
+    Penalties,
+    TextRule,
+    add_bias,
+    truncate,
+)
+from marslm.runtime.sequence import Sequence
 
 
-def process(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Return the log-probabilities [R, V] that draws follow: float32 or wider, temperature applied.
+@dataclass(frozen=True)
+class Draws:
+    """Tokens drawn from a chain of rows.
 
-    At temperature 0 the draw is the argmax, and the distribution reported is the model's own.
+    scores: [R, V], what they were drawn from before noise, up to a constant for each row.
     """
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return torch.log_softmax(wide / params.temperature if params.temperature else wide, dim=-1)
+
+    tokens: list[int]
+    scores: Tensor
+
+    def log_probs(self) -> Tensor:
+        """Return the log-probabilities [R, V] that the draws follow, in float32 or wider.
+
+        At temperature 0 the draw is the argmax, and this is the distribution at temperature 1.
+        """
+        wide = self.scores if self.scores.dtype == torch.float64 else self.scores.float()
+        return torch.log_softmax(wide, dim=-1)
 
 
-def choose(logits: Tensor, params: SamplingParams, first_position: int) -> list[int]:
-    """Return one token for each row of `logits` [R, V].
+def draw(logits: Tensor, sequence: Sequence, ahead: ListOf[int] = ()) -> Draws:
+    """Draw a token from each row of `logits` [R, V], the rows being a chain.
 
-    first_position: index in the text of the token that row 0 chooses; row i chooses the token i
-    places later.
+    Row 0 chooses what follows the request's text and `ahead`; every other row, what follows row
+    0's text and the choices of the rows before it. That is also right for drafts that are being
+    verified: up to the first draft that differs from the choice at its place, both say the same.
     """
+    params = sequence.params
+    position = len(sequence.tokens) + len(ahead)
+    scores = logits if params.plain_greedy else logits.double()
+    scores = add_bias(scores, params)
+    rules = _text_rules(sequence, ahead, scores)
+    if not rules:
+        return _draw_rows(scores, params, position)
+    rows: list[Draws] = []
+    for row in scores.unsqueeze(1):
+        for rule in rules:
+            row = rule.apply(row)  # noqa: PLW2901
+        rows.append(_draw_rows(row, params, position + len(rows)))
+        for rule in rules:
+            rule.add(rows[-1].tokens[0])
+    return Draws([row.tokens[0] for row in rows], torch.cat([row.scores for row in rows]))
+
+
+def choose(logits: Tensor, sequence: Sequence, ahead: ListOf[int] = ()) -> list[int]:
+    """Return the tokens that `draw` draws."""
+    return draw(logits, sequence, ahead).tokens
+
+
+def _text_rules(sequence: Sequence, ahead: ListOf[int], like: Tensor) -> list[TextRule]:
+    """Return the rules that read the text; none for most requests."""
+    params = sequence.params
+    if not params.reads_text:
+        return []
+    prompt = sequence.tokens[: sequence.prompt_length]
+    answer = [*sequence.tokens[sequence.prompt_length :], *ahead]
+    rules: list[TextRule] = []
+    if params.penalised:
+        rules.append(Penalties(params, prompt, answer, like))
+    if params.min_tokens > len(answer):
+        rules.append(EndBan(params.min_tokens, sequence.transcript.end_token_ids, len(answer)))
+    if sequence.constraint is not None:
+        rules.append(Constrained(sequence.constraint, answer))
+    return rules
+
+
+def _draw_rows(scores: Tensor, params: SamplingParams, position: int) -> Draws:
+    """Draw from rows that know nothing of each other, the first one at `position`."""
     if params.temperature == 0:
-        return logits.argmax(-1).tolist()
-    noise = torch.stack(
-        [_gumbel(params.seed, first_position + row, logits) for row in range(len(logits))]
-    )
-    return (logits.to(noise.dtype) / params.temperature + noise).argmax(-1).tolist()
+        return Draws(scores.argmax(-1).tolist(), scores)
+    scores = truncate(scores / params.temperature, params)
+    noise = [_gumbel(params.seed, position + row, scores) for row in range(len(scores))]
+    return Draws((scores + torch.stack(noise)).argmax(-1).tolist() if noise else [], scores)
 
 
 def _gumbel(seed: int, position: int, like: Tensor) -> Tensor:

@@ -6,8 +6,11 @@ pending tokens. Knows nothing about other requests, strategies or time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as ListOf
 from typing import Any
 
+from marslm.runtime.constraint import Constraint
+from marslm.runtime.logprobs import TokenLogprobs
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.stopping import Transcript
 
@@ -18,12 +21,18 @@ class Sequence:
     tokens: prompt and committed answer. num_cached: how many leading tokens have their keys and
     values in the cache; always below len(tokens), so at least one token is pending. slot: the row
     of the cache, None while waiting. strategy, state: the strategy that served the last step, by
-    name, and what it remembers. runs: committed tokens of each forward that brought any.
-    decode_rows: input rows of its forwards after the prompt's. fault: the exception that ended it.
+    name, and what it remembers. constraint: which tokens may come next, None if any may. runs:
+    committed tokens of each forward that brought any. decode_rows: input rows of its forwards after
+    the prompt's. fault: the exception that ended it.
     """
 
     def __init__(
-        self, number: int, prompt: list[int], params: SamplingParams, transcript: Transcript
+        self,
+        number: int,
+        prompt: list[int],
+        params: SamplingParams,
+        transcript: Transcript,
+        constraint: Constraint | None = None,
     ) -> None:
         """Start at the prompt with nothing cached."""
         self.number = number
@@ -31,6 +40,7 @@ class Sequence:
         self.prompt_length = len(prompt)
         self.params = params
         self.transcript = transcript
+        self.constraint = constraint
         self.num_cached = 0
         self.slot: int | None = None
         self.strategy: str | None = None
@@ -54,9 +64,9 @@ class Sequence:
         """Whether the answer has ended."""
         return self.transcript.finish_reason is not None
 
-    def commit(self, tokens: list[int]) -> list[int]:
+    def commit(self, tokens: list[int], logprobs: ListOf[TokenLogprobs] = ()) -> list[int]:
         """Append accepted tokens up to where the answer ends; return those appended."""
-        committed = tokens[: self.transcript.extend(tokens)]
+        committed = tokens[: self.transcript.extend(tokens, logprobs)]
         self.tokens.extend(committed)
         self.runs.append(len(committed))
         return committed

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from transformers import PreTrainedTokenizerBase
 
 from marslm.runtime.detokenize import Detokenizer
+from marslm.runtime.logprobs import TokenLogprobs
 from marslm.runtime.params import SamplingParams
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
@@ -21,8 +22,9 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "error"]
 class Transcript:
     """The committed part of one answer, as ids and as text.
 
-    ids: what was written, the end token included. text: without special tokens, cut before a stop
-    string. finish_reason: None while the answer goes on.
+    ids: what was written, the end token included. logprobs: theirs, if they were asked for. text:
+    without special tokens and the end token, cut before a stop string. finish_reason: None while
+    the answer goes on. end_token_ids: the tokens that end it, the request's own among them.
     """
 
     def __init__(
@@ -33,21 +35,27 @@ class Transcript:
     ) -> None:
         """Start an empty answer."""
         self.ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
         self._params = params
-        self._end_token_ids = frozenset() if params.ignore_eos else end_token_ids
+        models_own = frozenset() if params.ignore_eos else end_token_ids
+        self.end_token_ids = models_own | frozenset(params.stop_token_ids)
         self._detokenizer = Detokenizer(tokenizer)
         self._streamed = 0
 
-    def extend(self, tokens: Sequence[int]) -> int:
-        """Commit `tokens` from the left until the answer ends; return how many were committed."""
+    def extend(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> int:
+        """Commit `tokens` from the left until the answer ends; return how many were committed.
+
+        logprobs: theirs, if they were asked for.
+        """
         for count, token in enumerate(tokens, start=1):
             self.ids.append(token)
-            if self._append(self._detokenizer.add([token])):
-                self.finish_reason = "stop"
-            elif token in self._end_token_ids:
+            self.logprobs += logprobs[count - 1 : count]
+            if token in self.end_token_ids and len(self.ids) > self._params.min_tokens:
                 self.finish("stop")
+            elif self._append(self._detokenizer.add([token])):
+                self.finish_reason = "stop"
             elif len(self.ids) == self._params.max_new_tokens:
                 self.finish("length")
             if self.finish_reason:
@@ -69,10 +77,13 @@ class Transcript:
 
     def _append(self, piece: str) -> bool:
         """Append to the text; cut it before the first stop string, if there is one now."""
-        longest = max(map(len, self._params.stop), default=0)
-        start = max(0, len(self.text) - longest)
+        before = len(self.text)
         self.text += piece
-        found = [at for s in self._params.stop if (at := self.text.find(s, start)) >= 0]
+        if len(self.ids) < self._params.min_tokens:
+            return False
+        # One that lies wholly in the text before was let pass.
+        starts = {s: max(0, before - len(s) + 1) for s in self._params.stop}
+        found = [at for s, start in starts.items() if (at := self.text.find(s, start)) >= 0]
         if found:
             self.text = self.text[: min(found)]
         return bool(found)

@@ -34,4 +34,4 @@ class Autoregressive(Strategy):
         self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
     ) -> Outcome:
         """Take the one token there is."""
-        return Outcome(choose(logits, sequence.params, len(sequence.tokens)))
+        return Outcome(choose(logits, sequence))

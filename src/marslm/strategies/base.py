@@ -13,10 +13,23 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from marslm.core.accept import Tau
 from marslm.models.loading import MarsModel
 from marslm.runtime.costs import StepCosts
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
+
+
+@dataclass(frozen=True)
+class DraftSide:
+    """A second, smaller model that drafts for the one that decodes.
+
+    tau: the confidence from which it takes candidates of its own masks; 1 drafts one token a
+    forward.
+    """
+
+    model: MarsModel
+    tau: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -25,7 +38,7 @@ class EngineFacts:
 
     model: the model that decodes. slots: requests at once. max_length: cells of one request's
     cache, its window included. pack: whether linears are packed. costs: what steps have cost so
-    far.
+    far. draft: the second model, if any.
     """
 
     model: MarsModel
@@ -33,6 +46,7 @@ class EngineFacts:
     max_length: int
     pack: bool = True
     costs: StepCosts = field(default_factory=StepCosts)
+    draft: DraftSide | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,8 @@ class Outcome:
 
     new_tokens: accepted tokens, left to right; at least one, unless a block fills over several
     steps. kept: how many leading window entries are among them, so that their keys and values stay
-    in the cache; they must be one chain.
+    in the cache; they must be one chain. Token i was drawn from row i of the logits; a strategy
+    that draws otherwise refuses `logprobs`.
     """
 
     new_tokens: list[int]
@@ -52,12 +67,13 @@ class Outcome:
 class StepSettings:
     """What the engine tells a strategy about one request at this step.
 
-    block: the largest B. tau: the request's own threshold, or the live knob's value now. rows: what
-    the whole step feeds before windows are added, the pending tokens of all requests.
+    block: the largest B. tau: the request's own threshold, for all masks or for each, or the live
+    knob's value now. rows: what the whole step feeds before windows are added, the pending tokens
+    of all requests.
     """
 
     block: int
-    tau: float
+    tau: Tau
     rows: int = 1
 
 
@@ -66,11 +82,14 @@ class Strategy(ABC):
 
     Per-request state lives in `sequence.state`, which is None at a strategy's first step of the
     request, or in the strategy until `release`. exact: whether its output equals one-token
-    decoding's.
+    decoding's. refuses: fields of SamplingParams that it cannot honour. takes_full_block: whether
+    it can guess all the rest of an answer at once, block "full".
     """
 
     name: str
     exact: bool
+    refuses: frozenset[str] = frozenset()
+    takes_full_block: bool = False
 
     @abstractmethod
     def propose(

@@ -14,9 +14,9 @@ from collections.abc import Sequence as ListOf
 import torch
 from torch import Tensor
 
-from marslm.core.accept import CONFIDENCES
+from marslm.core.accept import CONFIDENCES, threshold
 from marslm.errors import InputError
-from marslm.runtime.sampling import choose, process
+from marslm.runtime.sampling import choose, draw
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
 from marslm.strategies.base import EngineFacts, Outcome, StepSettings, Strategy
@@ -27,6 +27,13 @@ class BlockDiffusion(Strategy):
 
     name = "block_diffusion"
     exact = False
+    # Cells are not filled in the order of the text that these would read.
+    refuses = frozenset(
+        {
+            *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+            *("regex", "json_schema", "logprobs"),
+        }
+    )
 
     def __init__(self, facts: EngineFacts) -> None:
         """Remember the form; InputError for a model that was not trained to fill blocks."""
@@ -56,16 +63,18 @@ class BlockDiffusion(Strategy):
         """Fill what is confident; hand the block over when it is full."""
         cells: list[int | None] = (sequence.state or [None] * len(window))[: len(window)]
         if not cells:  # the text's limit leaves no room for a block
-            return Outcome(choose(logits[:1], sequence.params, len(sequence.tokens)))
+            return Outcome(choose(logits[:1], sequence))
         rows = logits[1:] if self._form.alignment == "own" else logits[:-1]
-        tokens = choose(rows, sequence.params, len(sequence.tokens))
+        draws = draw(rows, sequence)
+        tokens = draws.tokens
         confidence = CONFIDENCES[sequence.params.confidence](
-            process(rows, sequence.params), torch.tensor(tokens, device=rows.device)
+            draws.log_probs(), torch.tensor(tokens, device=rows.device)
         ).tolist()
         masked = [place for place, token in enumerate(cells) if token is None]
         best = max(masked, key=lambda place: confidence[place])
         for place in masked:
-            if place == best or (settings.tau < 1 and confidence[place] >= settings.tau):
+            tau = threshold(settings.tau, place)
+            if place == best or (tau < 1 and confidence[place] >= tau):
                 cells[place] = tokens[place]
         filled = [token for token in cells if token is not None]
         if len(filled) < len(cells):

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from marslm.core.accept import probability
 from marslm.core.verify import matching_prefix
-from marslm.runtime.sampling import choose, process
+from marslm.runtime.sampling import choose, draw
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
 from marslm.strategies.acceptance import DraftOdds, MaskValue, RequestFactor
@@ -81,14 +81,14 @@ class Lossless(Strategy):
         self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
     ) -> Outcome:
         """Keep the verified drafts and the free token; read new drafts behind them."""
-        state, position = self._state(sequence), len(sequence.tokens)
+        state = self._state(sequence)
         count = min(state.shape.drafts, len(window))
         drafts = window.tokens[:count]
-        choices = choose(logits[: count + 1], sequence.params, position)
+        choices = choose(logits[: count + 1], sequence)
         kept = matching_prefix(drafts, choices)
         self._learn(sequence, state, count, kept)
         run = logits[1:][state.shape.run(kept)] if count == state.shape.drafts else logits[:0]
-        self._read_drafts(sequence, state, run, position + kept + 1)
+        self._read_drafts(sequence, state, run, choices[: kept + 1])
         return Outcome(choices[: kept + 1], kept)
 
     def _state(self, sequence: Sequence) -> _Drafting:
@@ -106,17 +106,17 @@ class Lossless(Strategy):
             state.factor.observe(state.chances[index], index < kept)
 
     def _read_drafts(
-        self, sequence: Sequence, state: _Drafting, logits: Tensor, position: int
+        self, sequence: Sequence, state: _Drafting, logits: Tensor, ahead: ListOf[int]
     ) -> None:
-        """Take the drafts in a run of mask rows, the first one at `position`, and their chances."""
+        """Take the drafts in mask rows that follow the text and `ahead`, and their chances."""
         state.drafts, state.confidences, state.chances = [], [], []
         if len(logits) == 0:
             return
-        params = sequence.params
-        odds, factor = self._odds[params.temperature > 0], state.factor.value
-        state.drafts = choose(logits, params, position)
+        odds, factor = self._odds[sequence.params.temperature > 0], state.factor.value
+        draws = draw(logits, sequence, ahead)
+        state.drafts = draws.tokens
         tokens = torch.tensor(state.drafts, device=logits.device)
-        state.confidences = probability(process(logits, params), tokens).tolist()
+        state.confidences = probability(draws.log_probs(), tokens).tolist()
         state.chances = [
             min(1.0, factor * odds.chance(index + 1, confidence))
             for index, confidence in enumerate(state.confidences)

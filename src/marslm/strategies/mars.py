@@ -12,9 +12,10 @@ from collections.abc import Sequence as ListOf
 import torch
 from torch import Tensor
 
-from marslm.core.accept import CONFIDENCES, accepted_prefix
+from marslm.core.accept import CONFIDENCES, Tau, accepted_prefix, useful_masks
 from marslm.core.forms import MARS
-from marslm.runtime.sampling import choose, process
+from marslm.runtime.params import SamplingParams
+from marslm.runtime.sampling import Draws, draw
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
 from marslm.strategies.base import EngineFacts, Outcome, StepSettings, Strategy
@@ -48,9 +49,10 @@ class Mars(Strategy):
 
     def _masks(self, settings: StepSettings) -> int:
         own = self._form.alignment == "own"
-        if settings.tau >= 1 and not (own and self._form.bidirectional):
-            return int(own)
-        return self._form.window(settings.block)
+        useful = useful_masks(settings.tau, settings.block - 1)
+        if self._form.bidirectional and (own or useful):
+            return self._form.window(settings.block)
+        return useful + own
 
     def accept(
         self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
@@ -58,11 +60,16 @@ class Mars(Strategy):
         """Keep the confident prefix of the candidates, the first one always."""
         if self._form.alignment == "own" and len(window):
             logits = logits[1:]
-        params = sequence.params
-        tokens = choose(logits, params, len(sequence.tokens))
-        if len(tokens) == 1:
-            return Outcome(tokens)
-        confidence = CONFIDENCES[params.confidence](
-            process(logits, params), torch.tensor(tokens, device=logits.device)
-        )
-        return Outcome(tokens[: accepted_prefix(confidence, settings.tau)])
+        draws = draw(logits, sequence)
+        return Outcome(draws.tokens[: confident_prefix(draws, sequence.params, settings.tau)])
+
+
+def confident_prefix(draws: Draws, params: SamplingParams, tau: Tau) -> int:
+    """Return how many of a step's candidates to keep: the first, and from the left those above tau.
+
+    The request says what its confidence is.
+    """
+    if len(draws.tokens) == 1:
+        return 1
+    tokens = torch.tensor(draws.tokens, device=draws.scores.device)
+    return accepted_prefix(CONFIDENCES[params.confidence](draws.log_probs(), tokens), tau)

@@ -12,8 +12,11 @@ from marslm.errors import InputError
 from marslm.strategies.autoregressive import Autoregressive
 from marslm.strategies.base import EngineFacts, Strategy
 from marslm.strategies.block_diffusion import BlockDiffusion
+from marslm.strategies.draft_model import DraftModel, DraftModelMars
+from marslm.strategies.jacobi import Jacobi
 from marslm.strategies.lossless import Lossless, LosslessChain, LosslessTree
 from marslm.strategies.mars import Mars
+from marslm.strategies.prompt_lookup import PromptLookup
 
 Factory: TypeAlias = Callable[[EngineFacts], Strategy]
 """Builds the strategy object of one engine."""
@@ -25,6 +28,10 @@ _FACTORIES: dict[str, Factory] = {
     "lossless-chain": LosslessChain,
     "lossless-tree": LosslessTree,
     "block_diffusion": BlockDiffusion,
+    "jacobi": Jacobi,
+    "prompt_lookup": PromptLookup,
+    "draft_model": DraftModel,
+    "draft_model-mars": DraftModelMars,
 }
 
 
@@ -36,6 +43,11 @@ def register_strategy(name: str, factory: Factory) -> None:
 def strategy_names() -> list[str]:
     """Return the names that `create_strategy` knows."""
     return list(_FACTORIES)
+
+
+def exact_strategies() -> list[str]:
+    """Return the names of those whose output equals one-token decoding's."""
+    return [name for name, factory in _FACTORIES.items() if getattr(factory, "exact", False)]
 
 
 def check_strategy(name: str) -> None:

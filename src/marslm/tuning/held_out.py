@@ -33,7 +33,7 @@ class HeldOutResult:
     """
 
     strategy: str
-    tau: float | None
+    tau: float | str | None
     block: int
     tokens: int
     forwards: int
@@ -83,11 +83,11 @@ def measure_held_out(
 def _result(
     engine: Engine, way: SamplingParams, answers: list[Answer], plain: list[Answer]
 ) -> HeldOutResult:
-    referee = Referee(engine.runner)
+    referee = Referee(engine)
     judged = [referee.compare(a, other) for a, other in zip(answers, plain, strict=True)]
     return HeldOutResult(
         strategy=str(way.strategy),
-        tau=way.tau,
+        tau=way.shown_tau,
         block=1 if way.strategy == "ar" else trained_block(engine.model),
         tokens=sum(len(answer.ids) for answer in answers),
         forwards=sum(len(answer.runs) for answer in answers),

@@ -1,0 +1,83 @@
+"""What is refused before a request is queued, so that nothing fails in the middle of an answer.
+
+Knows nothing about running requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+
+from marslm.core.accept import Tau
+from marslm.errors import InputError
+from marslm.models.loading import MarsModel
+from marslm.runtime.params import SamplingParams, auto_rate
+from marslm.strategies.base import Strategy
+
+
+def check_prompt(
+    model: MarsModel, prompt: list[int], max_length: int, source: str = "the prompt"
+) -> int:
+    """Return how many tokens the answer may have; InputError, naming `source`, if none."""
+    if not prompt:
+        raise InputError(f"{source} is empty: give at least one token")
+    _check_token_ids(model, prompt, source)
+    room = max_length - len(prompt)
+    if room < 1:
+        raise InputError(
+            f"{source} has {len(prompt)} tokens, and with at least one for the answer that "
+            f"is beyond the limit of {max_length}; shorten it or raise the limit "
+            f"(the model's context is {model.context_length})"
+        )
+    return room
+
+
+def check_params(model: MarsModel, params: SamplingParams, strategy: Strategy) -> None:
+    """Raise InputError for parameters that this model or this strategy cannot honour."""
+    _check_token_ids(model, params.logit_bias, "logit_bias")
+    _check_token_ids(model, params.stop_token_ids, "stop_token_ids")
+    if params.block == "full" and not strategy.takes_full_block:
+        raise InputError(f"strategy {strategy.name} cannot take block full: give a number")
+    refused = refused_fields(params, strategy)
+    if refused:
+        raise InputError(
+            f"strategy {strategy.name} cannot honour {', '.join(refused)}: leave it out, or use "
+            "another strategy, such as lossless"
+        )
+
+
+def resolve_tau(model: MarsModel, params: SamplingParams) -> Tau | None:
+    """Return a request's tau with "auto:RATE" looked up; InputError if it was not calibrated."""
+    if not isinstance(params.tau, str):
+        return params.tau
+    calibration, rate = model.calibration, auto_rate(params.tau)
+    if calibration is None:
+        raise InputError(
+            f"tau {params.tau}: {model.name} is not calibrated; run `marslm calibrate`, or give a "
+            "number"
+        )
+    if calibration.confidence != params.confidence:
+        raise InputError(
+            f"tau {params.tau} is calibrated for confidence {calibration.confidence}: use that, or "
+            "calibrate again"
+        )
+    return calibration.taus(rate)
+
+
+def refused_fields(params: SamplingParams, strategy: Strategy) -> list[str]:
+    """Return the fields that a request sets and that the strategy cannot honour."""
+    return [
+        each.name
+        for each in fields(params)
+        if each.name in strategy.refuses
+        and getattr(params, each.name) != getattr(_DEFAULT, each.name)
+    ]
+
+
+_DEFAULT = SamplingParams()
+
+
+def _check_token_ids(model: MarsModel, tokens: Iterable[int], source: str) -> None:
+    vocabulary = model.network.config.vocab_size
+    if not all(0 <= token < vocabulary for token in tokens):
+        raise InputError(f"{source} has token ids outside 0..{vocabulary - 1}")
