@@ -19,7 +19,7 @@ EXAMPLES = """
 
 marslm serve --model smollm2
 
-marslm serve --slo tpot=40ms --strategy mars --tau-range 0.6,0.95
+marslm serve --slo=tpot=40ms --strategy mars --tau-range 0.6,0.95
 
 MARSLM_API_KEY=... marslm serve --host 0.0.0.0 --port 9000 --slots 16
 """
