@@ -50,7 +50,9 @@ def test_python_snippets_run(where: str, code: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("where", "line"), command_lines(), ids=lambda value: value[:60])
 def test_command_lines_parse(where: str, line: str) -> None:
-    words = [word for word in shlex.split(line) if "=" not in word.split("-")[0]]
+    words = shlex.split(line)
+    while "=" in words[0]:  # the environment
+        words.pop(0)
     command, arguments = get_command(app), words[1:]
     while hasattr(command, "commands"):
         name = arguments.pop(0)
