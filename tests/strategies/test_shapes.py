@@ -14,7 +14,7 @@ from marslm.strategies.shapes import NOTHING, Outlook, Planner, Shape, chances_o
 
 MASK = 9
 MASKS = 4
-WARM_UP = 80
+WARM_UP = 160
 """Steps that are not counted: costs and chances are still unknown."""
 
 Cost = Callable[[int, bool], float]

@@ -59,6 +59,9 @@ class Shape:
 _CURIOUS = 48
 """Every so many steps a request gets one mask more than pays, so that better passages are seen."""
 
+_MARGIN = 0.05
+"""What windows must bring above one-token decoding, in tokens a request: estimates are hopeful."""
+
 _PATIENCE = 0.05
 """How fast the gain over one-token steps follows a step's."""
 
@@ -118,10 +121,11 @@ class Planner:
             later = max(price, round(self._price_of_drafts))
             choices = [best_shape(outlook, price, later, self._form) for outlook in outlooks]
             tokens = sum(choice.now + choice.later for choice in choices)
-            profit = tokens - worth * self._seconds(choices, rows)
+            windows = any(choice.shape.rows for choice in choices)
+            profit = tokens - worth * self._seconds(choices, rows) - _MARGIN * requests * windows
             if profit > best_profit:
                 best, best_profit, best_price = choices, profit, price
-            if not any(choice.shape.rows for choice in choices):
+            if not windows:
                 break  # nor will any window pay at a higher price
         gain = (1 + sum(choice.now for choice in best) / requests) * plain
         gain /= self._seconds(best, rows)
