@@ -17,7 +17,7 @@ from marslm.runtime.params import SamplingParams
 from serve.conftest import NAME, Running, chat, events_of
 
 MESSAGES: Any = [{"role": "user", "content": "abcdefgh"}]
-PARAMS = SamplingParams(max_new_tokens=24, strategy="lossless")
+PARAMS = SamplingParams(max_new_tokens=24, strategy="lossless-chain")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_usage_in_a_stream_comes_when_asked_for_alone(server: Running) -> None:
     "settings",
     [
         {"strategy": "ar"},
-        {"strategy": "lossless", "block": 2},
+        {"strategy": "lossless-chain", "block": 2},
         {"strategy": "mars", "tau": 0.3},
         {"strategy": "mars", "tau": 0.3, "block": 2},
     ],
@@ -142,7 +142,7 @@ def test_a_stop_string_ends_text_usage_and_stream(
 
 
 def test_completions_take_texts_and_ids(server: Running, fitted_model: MarsModel) -> None:
-    params = SamplingParams(max_new_tokens=16, strategy="lossless")
+    params = SamplingParams(max_new_tokens=16, strategy="lossless-chain")
     texts = ["abcd", "efgh"]
     ids = [fitted_model.tokenizer.encode(text) for text in texts]
     wanted = [solo(fitted_model, prompt, params).text for prompt in ids]
@@ -265,3 +265,40 @@ def test_other_paths_and_methods_have_openais_shape_too(server: Running) -> None
     assert (missing.status_code, wrong.status_code) == (404, 405)
     assert missing.json()["error"]["message"] == "Not Found: GET /v1/nothing"
     assert wrong.json()["error"]["message"] == "Method Not Allowed: DELETE /v1/speed"
+
+
+def test_logprobs_of_chats_and_completions(server: Running, offline: Answer) -> None:
+    body = chat(messages=MESSAGES, logprobs=True, top_logprobs=3, max_tokens=8)
+    whole = server.post("/v1/chat/completions", body).json()["choices"][0]
+    listed = whole["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in listed) == whole["message"]["content"]
+    assert [len(entry["top_logprobs"]) for entry in listed] == [3] * 8
+    for entry in listed:  # greedy: the token is the likeliest
+        assert entry["logprob"] == entry["top_logprobs"][0]["logprob"] <= 0
+    events = events_of(server.post("/v1/chat/completions", {**body, "stream": True}))
+    streamed = [
+        entry
+        for event in events
+        for entry in (event["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert [entry["token"] for entry in streamed] == [entry["token"] for entry in listed]
+    values = [entry["logprob"] for entry in listed]
+    assert [entry["logprob"] for entry in streamed] == pytest.approx(values)
+    completion = {"model": NAME, "prompt": "abcd", "logprobs": 2, "temperature": 0}
+    columns = server.post("/v1/completions", completion).json()["choices"][0]
+    assert "".join(columns["logprobs"]["tokens"]) == columns["text"]
+    assert [len(top) for top in columns["logprobs"]["top_logprobs"]] == [2] * 16
+
+
+def test_an_answer_by_a_schema(server: Running) -> None:
+    schema = {"enum": ["abc", "bcd"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    answer = server.post("/v1/chat/completions", chat(response_format=form)).json()
+    assert json.loads(answer["choices"][0]["message"]["content"]) in ("abc", "bcd")
+
+
+def test_a_bias_bans_a_token(server: Running, fitted_model: MarsModel, offline: Answer) -> None:
+    banned = {str(token): -100 for token in set(offline.ids)}
+    body = chat(messages=MESSAGES, logit_bias=banned, max_tokens=8)
+    text = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+    assert not set(text) & set(offline.text)

@@ -23,7 +23,7 @@ def runs_of(line: str) -> int | None:
 def test_the_knob_shows_and_turns(server: Running) -> None:
     with server.http as http:
         before = http.get("/v1/speed").json()
-        assert before == {"strategy": "lossless", "tau": 0.9, "policy": None}
+        assert before == {"strategy": "lossless-chain", "tau": 0.9, "policy": None}
         turned = http.put("/v1/speed", json={"tau": 0.4}).json()
         assert turned == {**before, "tau": 0.4}
         assert http.put("/v1/speed", json={"strategy": "mars"}).json()["strategy"] == "mars"

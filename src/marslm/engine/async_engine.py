@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from marslm.engine.engine import Engine, StepEvent
+from marslm.runtime.logprobs import TokenLogprobs
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.stopping import FinishReason
@@ -43,13 +44,15 @@ class Piece:
     """What one step brought one request.
 
     index: which of the requests that were submitted together. tokens: the committed run. text: what
-    can no longer change, perhaps nothing. finish_reason: set on a request's last piece. time: when
-    the step ended, by `time.perf_counter`.
+    can no longer change, perhaps nothing. logprobs: the tokens', if they were asked for.
+    finish_reason: set on a request's last piece. time: when the step ended, by
+    `time.perf_counter`.
     """
 
     index: int
     tokens: list[int]
     text: str
+    logprobs: list[TokenLogprobs]
     finish_reason: FinishReason | None
     time: float
 
@@ -235,7 +238,9 @@ class AsyncEngine:
         if reason is not None:
             self._close(event.sequence.number)
         if event.sequence.fault is None:
-            stream.put(Piece(index, event.tokens, event.text, reason, time.perf_counter()))
+            stream.put(
+                Piece(index, event.tokens, event.text, event.logprobs, reason, time.perf_counter())
+            )
         else:
             failure = RequestFailedError("the request failed inside the engine")
             failure.__cause__ = event.sequence.fault

@@ -5,6 +5,7 @@ Knows nothing about streaming, which `respond` does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -12,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from marslm.engine.async_engine import Piece
 from marslm.serve import errors
 from marslm.serve.answers import Answers
+from marslm.serve.logprobs import chat_logprobs
 from marslm.serve.respond import respond
 from marslm.serve.sampling import sampling_params
 from marslm.serve.schemas import ChatRequest
@@ -25,6 +27,15 @@ class ChatShape:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
+    def __init__(self, text: Callable[[int], str] | None) -> None:
+        """`text`: writes a token, if log-probabilities are wanted."""
+        self._text = text
+
+    def _logprobs(self, *pieces: Piece) -> dict[str, Any] | None:
+        if self._text is None:
+            return None
+        return chat_logprobs([each for piece in pieces for each in piece.logprobs], self._text)
+
     def openings(self, answers: int) -> list[dict[str, Any]]:
         """Name the role of each answer."""
         delta = {"role": "assistant", "content": ""}
@@ -32,13 +43,17 @@ class ChatShape:
 
     def part(self, piece: Piece) -> dict[str, Any]:
         """Return a delta."""
-        return {"index": piece.index, "delta": {"content": piece.text}, "logprobs": None}
+        return {
+            "index": piece.index,
+            "delta": {"content": piece.text},
+            "logprobs": self._logprobs(piece),
+        }
 
     def whole(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
         """Return a message."""
         text = "".join(piece.text for piece in pieces)
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None}
+        return {"index": index, "message": message, "logprobs": self._logprobs(*pieces)}
 
 
 def router(service: Service) -> APIRouter:
@@ -54,6 +69,6 @@ def router(service: Service) -> APIRouter:
         params = sampling_params(body)
         prompt = await service.encoder.chat(body.messages)
         answers = await Answers.ask(service, [(prompt, each) for each in params], len(prompt))
-        return await respond(request, body, ChatShape(), answers)
+        return await respond(request, body, ChatShape(service.encoder.writer(params[0])), answers)
 
     return routes

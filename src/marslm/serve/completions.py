@@ -5,6 +5,7 @@ Knows nothing about streaming, which `respond` does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
@@ -12,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from marslm.engine.async_engine import Piece
 from marslm.serve import errors
 from marslm.serve.answers import Answers
+from marslm.serve.logprobs import completion_logprobs
 from marslm.serve.respond import respond
 from marslm.serve.sampling import sampling_params
 from marslm.serve.schemas import CompletionRequest
@@ -25,20 +27,31 @@ class CompletionShape:
     object = "text_completion"
     chunk_object = "text_completion"
 
+    def __init__(self, text: Callable[[int], str] | None) -> None:
+        """`text`: writes a token, if log-probabilities are wanted."""
+        self._text = text
+
+    def _logprobs(self, *pieces: Piece) -> dict[str, Any] | None:
+        if self._text is None:
+            return None
+        return completion_logprobs(
+            [each for piece in pieces for each in piece.logprobs], self._text
+        )
+
     def openings(self, answers: int) -> list[dict[str, Any]]:
         """Return nothing: a text begins with its first piece."""
         return []
 
     def part(self, piece: Piece) -> dict[str, Any]:
         """Return a piece of text."""
-        return {"index": piece.index, "text": piece.text, "logprobs": None}
+        return {"index": piece.index, "text": piece.text, "logprobs": self._logprobs(piece)}
 
     def whole(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
         """Return the text."""
         return {
             "index": index,
             "text": "".join(piece.text for piece in pieces),
-            "logprobs": None,
+            "logprobs": self._logprobs(*pieces),
         }
 
 
@@ -54,7 +67,9 @@ def router(service: Service) -> APIRouter:
         prompts = await _prompts(service, body)
         requests = [(prompt, each) for prompt in prompts for each in params]
         answers = await Answers.ask(service, requests, sum(map(len, prompts)))
-        return await respond(request, body, CompletionShape(), answers)
+        return await respond(
+            request, body, CompletionShape(service.encoder.writer(params[0])), answers
+        )
 
     return routes
 

@@ -16,6 +16,7 @@ from marslm.data.dialogues import Message
 from marslm.data.encode import encode_prompt
 from marslm.engine.engine import Engine
 from marslm.errors import InputError
+from marslm.runtime.params import SamplingParams
 from marslm.serve.errors import ApiError
 from marslm.serve.schemas import ChatMessage
 
@@ -52,6 +53,12 @@ class PromptEncoder:
     def ids(self, ids: list[int]) -> list[int]:
         """Return ids as they are, checked."""
         return self._checked(ids, "prompt")
+
+    def writer(self, params: SamplingParams) -> Callable[[int], str] | None:
+        """Return what writes one token as text, None unless log-probabilities are wanted."""
+        if params.logprobs is None:
+            return None
+        return lambda token: str(self._tokenizer.decode([token]))
 
     def _checked(self, ids: list[int], param: str) -> list[int]:
         try:

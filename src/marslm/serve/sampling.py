@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import secrets
-from dataclasses import fields
 from typing import Any
 
 from marslm.errors import InputError
 from marslm.runtime.params import SamplingParams
 from marslm.serve.errors import ApiError
-from marslm.serve.schemas import ChatRequest, CompletionRequest
+from marslm.serve.schemas import ChatRequest, CompletionRequest, ResponseFormat
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's length cap of a completion; a chat's answer may fill the context."""
@@ -24,19 +23,15 @@ UNLIMITED = 2**31
 BAN = -100
 """The bias that OpenAI documents as a ban."""
 
-_SUPPORTED = {field.name for field in fields(SamplingParams)}
-
 
 def sampling_params(request: ChatRequest | CompletionRequest) -> list[SamplingParams]:
     """Return the parameters of each of the request's `n` answers.
 
     Answer i draws with seed + i, so that the first is the one that n = 1 would have given. Raises
-    ApiError for what cannot be meant or is not supported.
+    ApiError for what cannot be meant.
     """
     seed = secrets.randbits(32) if request.seed is None else request.seed
     wishes = {name: value for name, value in _wishes(request).items() if value is not None}
-    for name in wishes.keys() - _SUPPORTED:
-        raise ApiError(400, f"{name} is not supported by this server: leave it out", param=name)
     try:
         return [SamplingParams(seed=seed + index, **wishes) for index in range(request.n)]
     except InputError as error:
@@ -61,7 +56,7 @@ def _wishes(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
         "stop_token_ids": None if request.stop_token_ids is None else tuple(request.stop_token_ids),
         "min_tokens": request.min_tokens,
         "ignore_eos": request.ignore_eos,
-        "response_format": _constraint(request),
+        "json_schema": _json_schema(request.response_format),
         "strategy": decoding.strategy,
         "tau": decoding.tau,
         "block": decoding.block,
@@ -103,6 +98,12 @@ def _stop(stop: str | list[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def _constraint(request: ChatRequest | CompletionRequest) -> object:
-    wanted = request.response_format
-    return None if wanted is None or wanted.type == "text" else wanted
+def _json_schema(wanted: ResponseFormat | None) -> dict[str, Any] | None:
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return {"type": "object"}
+    if wanted.json_schema is None:
+        message = "response_format of type json_schema needs json_schema beside it"
+        raise ApiError(400, message, param="response_format")
+    return dict(wanted.json_schema.schema_)
