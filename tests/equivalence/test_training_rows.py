@@ -41,7 +41,7 @@ def make_batch(config: TuneConfig) -> dict[str, Any]:
         for text in TEXTS
     ]
     data = TwoStreamData(examples, config)
-    return collate([data[3, i] for i in range(len(examples))])
+    return collate([data[3, i] for i in range(len(data))])
 
 
 class Trained:
@@ -104,7 +104,7 @@ def compare(model: MarsModel, batch: Any, trained: Trained, block_size: int, shi
     shift: compare with the decoder's row for so many masks more.
     """
     noisy_gaps, clean_gaps = [], []
-    for text in range(len(TEXTS)):
+    for text in range(len(batch["ids"])):
         blocks = decoder_blocks(model, batch, text, block_size)
         clean_gaps += [gap(trained.clean[text, a], rows[0], model) for a, rows in blocks.items()]
         noisy = Rows(**batch["noisy"])[text]

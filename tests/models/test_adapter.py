@@ -129,6 +129,9 @@ def test_the_record_says_how_it_was_trained(base_folder: Path, mask_only: Path) 
         "mask_token_id": 259,
         "block_size": 5,
         "block_start": "clean",
+        "attention": "causal",
+        "alignment": "next",
+        "order": "left_to_right",
     }
     assert training["base_model"] == str(base_folder)
     assert (training["examples"], training["steps"], training["kl_weight"]) == (2, 2, 0.5)

@@ -15,10 +15,13 @@ from helpers import build_network
 from marslm.data.dialogues import Dialogue, Message
 from marslm.data.encode import encode_dialogue, encode_prompt
 from marslm.distill.answers import AnswerProgress
-from marslm.engine.api import generate
+from marslm.engine.api import run_all
+from marslm.engine.engine import Engine
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel, load
 from marslm.models.tiny import build_tokenizer
+from marslm.runtime.costs import AssumedCosts
+from marslm.runtime.params import SamplingParams
 from marslm.train.config import TuneConfig
 from marslm.train.events import Progress
 from marslm.tuning.held_out import HeldOutResult, measure_held_out
@@ -243,8 +246,9 @@ def test_measuring_is_decoding_with_the_trained_weights(
     prompts = [encode_prompt(trained.tokenizer, sum_of(i).prompt) for i in range(9)]
 
     def figures(network: MarsModel, strategy: str, tau: float | None) -> tuple[int, int]:
-        options: Any = {"strategy": strategy, "tau": tau, "max_new_tokens": 20}
-        answers = generate(network, prompts, **options)
+        params = SamplingParams(max_new_tokens=20, strategy=strategy, tau=tau)
+        # What is fed depends on what steps cost, which here is assumed and not measured.
+        answers = run_all(Engine(network, costs=AssumedCosts()), prompts, params)
         return sum(len(a.ids) for a in answers), sum(len(a.runs) for a in answers)
 
     results = measure_held_out(model, job.output, prompts, max_new_tokens=20)

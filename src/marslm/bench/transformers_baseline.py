@@ -74,7 +74,7 @@ def generate_with_transformers(
     answer = Answer(
         prompt_ids=prompts[0],
         ids=new,
-        text=str(model.tokenizer.decode(new, skip_special_tokens=True)),
+        text=str(model.tokenizer.decode(new[:-1] if finished else new, skip_special_tokens=True)),
         runs=[1] * len(new),
         decode_rows=len(new) - 1,
         finish_reason="stop" if finished else "length",
