@@ -34,8 +34,8 @@ test-smollm2: $(READY) ## Run the slow tests on a real 135M model.
 test-recipes: $(READY) ## Run whole recipes on the tiny model.
 	$(BIN)/python -m pytest -m recipes
 
-test-serve: $(READY) ## Run the server's tests with a browser, Ray and other people's clients.
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[ray,clients]'
+test-serve: $(READY) ## Run the server's tests with a browser and other people's clients.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[clients]'
 	command -v chromium >/dev/null || $(BIN)/playwright install chromium
 	$(BIN)/python -m pytest -m clients tests/serve
 
