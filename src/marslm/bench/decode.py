@@ -18,6 +18,7 @@ from marslm.engine.api import Answer, answer_of, room_for
 from marslm.engine.engine import Engine, block_of
 from marslm.models.loading import MarsModel
 from marslm.report import Row
+from marslm.runtime.costs import StepCosts
 from marslm.runtime.params import SamplingParams
 from marslm.strategies.base import DraftSide
 
@@ -69,8 +70,12 @@ class DecodeBench:
         batch: int = 1,
         longest_prompt: int,
         draft: DraftSide | None = None,
+        costs: StepCosts | None = None,
     ) -> None:
-        """`batch`: prompts decoded together. `longest_prompt`: in tokens. `draft`: second model."""
+        """`batch`: prompts decoded together. `longest_prompt`: in tokens. `draft`: second model.
+
+        costs: by which `lossless` chooses its windows; by default as measured here.
+        """
         self._model = model
         self._stock = with_stock_layout(model) if TRANSFORMERS in strategies else model
         self._params = params
@@ -80,7 +85,11 @@ class DecodeBench:
         self._judged: dict[str, list[Judged]] = {name: [] for name in strategies}
         self._steps: dict[str, list[Step]] = {name: [] for name in strategies}
         self._engine = Engine(
-            model, slots=batch, max_length=room_for(model, longest_prompt, params), draft=draft
+            model,
+            slots=batch,
+            max_length=room_for(model, longest_prompt, params),
+            costs=costs,
+            draft=draft,
         )
         self._referee = Referee(self._engine)
 

@@ -20,6 +20,7 @@ from marslm.data.encode import encode_all, encode_prompt
 from marslm.engine.api import Answer
 from marslm.models.loading import MarsModel, load
 from marslm.report import Row
+from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.params import SamplingParams
 from marslm.train.config import TuneConfig
 from marslm.train.events import Listener
@@ -114,7 +115,9 @@ def _decode(
         for text in prompts
     ]
     longest = max(len(prompt.ids) for prompt in encoded)
-    bench = DecodeBench(model, STRATEGIES, params, longest_prompt=longest)
+    # What the models can do is to be seen, also where their steps do not pay on this machine.
+    costs = AssumedCosts()
+    bench = DecodeBench(model, STRATEGIES, params, longest_prompt=longest, costs=costs)
     bench.run(encoded, on_prompt)
     answers = {name: bench.answers(name) for name in STRATEGIES}
     return DemoResult(model.tokenizer, bench.rows(), prompts, answers)
