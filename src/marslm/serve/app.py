@@ -23,23 +23,20 @@ from marslm.serve.config import ServeConfig
 from marslm.serve.limits import ApiKey, BodyLimit
 from marslm.serve.logs import RequestIds
 from marslm.serve.metrics import CountResponses
-from marslm.serve.service import KnobLink, Service
+from marslm.serve.service import Service
 
 PAGE = Path(__file__).parent / "page"
 
 
 def create_app(
-    engine: AsyncEngine,
-    config: ServeConfig,
-    traces: TracerProvider | None = None,
-    link: KnobLink | None = None,
+    engine: AsyncEngine, config: ServeConfig, traces: TracerProvider | None = None
 ) -> FastAPI:
     """Return the application; its `state.service` is what its routes share.
 
     The engine's thread ends with the application. traces: where spans go, by default wherever
-    OpenTelemetry's global provider sends them. link: to the knobs of other replicas.
+    OpenTelemetry's global provider sends them.
     """
-    service = Service(engine, config, get_tracer("marslm", tracer_provider=traces), link)
+    service = Service(engine, config, get_tracer("marslm", tracer_provider=traces))
     app = FastAPI(
         title="marslm",
         version=__version__,
@@ -72,15 +69,11 @@ def create_app(
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     target = service.config.target
-    turning = []
-    if target is not None:
-        turning.append(asyncio.create_task(speed.follow_load(service, target)))
-    if service.link is not None:
-        turning.append(asyncio.create_task(service.link.follow(service.knob)))
+    turning = None if target is None else asyncio.create_task(speed.follow_load(service, target))
     yield
     service.draining = True
-    for task in turning:
-        task.cancel()
+    if turning is not None:
+        turning.cancel()
     await asyncio.to_thread(service.engine.close)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Protocol
 
 from opentelemetry.trace import Tracer
 
@@ -23,32 +22,19 @@ _MEMORY = 0.8
 """Weight of the past in the mean duration of requests."""
 
 
-class KnobLink(Protocol):
-    """Keeps the knobs of several servers together."""
-
-    async def publish(self, strategy: str, tau: float) -> None:
-        """Tell the others that this knob was turned."""
-
-    async def follow(self, knob: SpeedKnob) -> None:
-        """Turn `knob` whenever another one is, for ever."""
-
-
 class Service:
     """An engine, its limits and its instruments.
 
     draining: set once the server takes no more requests; those it has go on.
     """
 
-    def __init__(
-        self, engine: AsyncEngine, config: ServeConfig, tracer: Tracer, link: KnobLink | None
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, config: ServeConfig, tracer: Tracer) -> None:
         """Set up the instruments."""
         self.engine = engine
         self.config = config
         self.encoder = PromptEncoder(engine.engine)
         self.metrics = Metrics(engine, config.model_name)
         self.tracer = tracer
-        self.link = link
         self.pace = PaceMeter()
         self.created = int(time.time())
         self.draining = False

@@ -44,8 +44,6 @@ def router(service: Service) -> APIRouter:
             service.knob.strategy = body.strategy
         if body.tau is not None:
             service.knob.tau = body.tau
-        if service.link is not None:
-            await service.link.publish(service.knob.strategy, service.knob.tau)
         service.metrics.moved("request")
         logger.info("speed set", extra=body.model_dump(exclude_none=True))
         return current()
