@@ -1,4 +1,4 @@
-"""How to decode, as options: the group that generate, chat, bench and serve share.
+"""How to decode, as options: the group that generate, chat and bench decode share.
 
 Knows nothing about any one command.
 """
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from marslm.cli import options
+from marslm.cli.groups import panel_option
 
 if TYPE_CHECKING:
     from marslm.core.accept import Tau
@@ -21,17 +20,13 @@ if TYPE_CHECKING:
 _DECODING, _SAMPLING, _ENDING = "Decoding", "Sampling", "Ending and form"
 
 
-def _option(panel: str, *names: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel)
-
-
 @dataclass(frozen=True)
 class Decoding:
     """Everything about decoding but the strategy."""
 
     tau: Annotated[
         str,
-        _option(
+        panel_option(
             _DECODING,
             "--tau",
             "-t",
@@ -42,7 +37,7 @@ class Decoding:
     ] = "0.9"
     block: Annotated[
         str | None,
-        _option(
+        panel_option(
             _DECODING,
             "--block",
             "-B",
@@ -52,62 +47,74 @@ class Decoding:
     ] = None
     confidence: Annotated[
         str,
-        _option(_DECODING, help="What tau is compared with: probability, margin or entropy."),
+        panel_option(_DECODING, help="What tau is compared with: probability, margin or entropy."),
     ] = "probability"
     draft_model: Annotated[
         str | None,
-        _option(_DECODING, metavar="MODEL", help="Small model of draft_model, named as --model."),
+        panel_option(
+            _DECODING, metavar="MODEL", help="Small model of draft_model, named as --model."
+        ),
     ] = None
     draft_adapter: Annotated[
         str | None,
-        _option(_DECODING, metavar="DIR|none", help="The small model's adapter, as --adapter."),
+        panel_option(
+            _DECODING, metavar="DIR|none", help="The small model's adapter, as --adapter."
+        ),
     ] = None
     draft_tau: Annotated[
         float,
-        _option(_DECODING, help="The small model's own threshold; 1 drafts one token a forward."),
+        panel_option(
+            _DECODING, help="The small model's own threshold; 1 drafts one token a forward."
+        ),
     ] = 1.0
-    temperature: Annotated[float, _option(_SAMPLING, help="0 is greedy.")] = 0.0
-    top_k: Annotated[int, _option(_SAMPLING, help="Draw from the k likeliest tokens; 0: all.")] = 0
+    temperature: Annotated[float, panel_option(_SAMPLING, help="0 is greedy.")] = 0.0
+    top_k: Annotated[
+        int, panel_option(_SAMPLING, help="Draw from the k likeliest tokens; 0: all.")
+    ] = 0
     top_p: Annotated[
-        float, _option(_SAMPLING, help="Draw from the likeliest tokens that reach this share.")
+        float, panel_option(_SAMPLING, help="Draw from the likeliest tokens that reach this share.")
     ] = 1.0
     min_p: Annotated[
         float,
-        _option(_SAMPLING, help="Draw from tokens at least this fraction as likely as the best."),
+        panel_option(
+            _SAMPLING, help="Draw from tokens at least this fraction as likely as the best."
+        ),
     ] = 0.0
     repetition_penalty: Annotated[
-        float, _option(_SAMPLING, help="Above 1 makes tokens of prompt and answer less likely.")
+        float,
+        panel_option(_SAMPLING, help="Above 1 makes tokens of prompt and answer less likely."),
     ] = 1.0
     frequency_penalty: Annotated[
-        float, _option(_SAMPLING, help="Taken off a logit for each time the answer has the token.")
+        float,
+        panel_option(_SAMPLING, help="Taken off a logit for each time the answer has the token."),
     ] = 0.0
     presence_penalty: Annotated[
-        float, _option(_SAMPLING, help="Taken off the logit of a token that the answer has.")
+        float, panel_option(_SAMPLING, help="Taken off the logit of a token that the answer has.")
     ] = 0.0
     logit_bias: Annotated[
         list[str] | None,
-        _option(_SAMPLING, metavar="ID=BIAS", help="Added to a token's logit; -inf bans it."),
+        panel_option(_SAMPLING, metavar="ID=BIAS", help="Added to a token's logit; -inf bans it."),
     ] = None
     seed: options.Seed = 0
     max_new_tokens: options.MaxNewTokens = 256
     min_tokens: Annotated[
-        int, _option(_ENDING, help="Nothing ends an answer before so many tokens.")
+        int, panel_option(_ENDING, help="Nothing ends an answer before so many tokens.")
     ] = 0
     stop: Annotated[
-        list[str] | None, _option(_ENDING, metavar="TEXT", help="Text that ends an answer.")
+        list[str] | None, panel_option(_ENDING, metavar="TEXT", help="Text that ends an answer.")
     ] = None
     stop_token_id: Annotated[
-        list[int] | None, _option(_ENDING, metavar="ID", help="Token that ends an answer.")
+        list[int] | None, panel_option(_ENDING, metavar="ID", help="Token that ends an answer.")
     ] = None
     ignore_eos: Annotated[
-        bool, _option(_ENDING, "--ignore-eos", help="Write on past the model's end token.")
+        bool, panel_option(_ENDING, "--ignore-eos", help="Write on past the model's end token.")
     ] = False
     regex: Annotated[
-        str | None, _option(_ENDING, help="The answer matches this regular expression.")
+        str | None, panel_option(_ENDING, help="The answer matches this regular expression.")
     ] = None
     json_schema: Annotated[
         Path | None,
-        _option(_ENDING, metavar="FILE", help="The answer is JSON that this schema admits."),
+        panel_option(_ENDING, metavar="FILE", help="The answer is JSON that this schema admits."),
     ] = None
 
     def params(self, **others: Any) -> SamplingParams:

@@ -12,7 +12,16 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeGuard, get_type_hints
 
+import typer
+
 _BARE = inspect.Parameter.empty
+
+
+def panel_option(
+    panel: str, *names: str, help: str, metavar: str | None = None, envvar: str | None = None
+) -> Any:
+    """Return an option that `--help` lists in `panel`."""
+    return typer.Option(*names, help=help, metavar=metavar, envvar=envvar, rich_help_panel=panel)
 
 
 def with_groups(**defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -5,11 +5,13 @@ Knows nothing about how requests are answered.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from marslm.cli import options
+from marslm.cli.groups import panel_option, with_groups
 
 if TYPE_CHECKING:
     from marslm.serve.config import ServeConfig
@@ -28,61 +30,57 @@ _NETWORK = "Network"
 _LOAD = "Load"
 
 
+@dataclass(frozen=True)
+class Network:
+    """Who may reach the server, and where."""
+
+    host: Annotated[str, panel_option(_NETWORK, help="Where to listen.")] = "127.0.0.1"
+    port: Annotated[int, panel_option(_NETWORK, help="0: any.")] = 8000
+    api_key: Annotated[
+        str | None,
+        panel_option(_NETWORK, envvar="MARSLM_API_KEY", help="Wanted of every /v1 request."),
+    ] = None
+    cors_origin: Annotated[
+        list[str] | None, panel_option(_NETWORK, help="Web pages from here may call; repeat.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much the server takes on, and what it does about more."""
+
+    slots: Annotated[int, panel_option(_LOAD, help="Requests decoded together.")] = 8
+    max_waiting: Annotated[int, panel_option(_LOAD, help="Further ones that may wait.")] = 64
+    max_length: Annotated[
+        int | None, panel_option(_LOAD, help="Tokens of prompt and answer together.")
+    ] = None
+    max_body: Annotated[int, panel_option(_LOAD, help="Bytes of a request body.")] = 1 << 20
+    timeout: Annotated[float, panel_option(_LOAD, help="Seconds that a request may take.")] = 600
+    drain: Annotated[int, panel_option(_LOAD, help="Seconds to finish in when stopped.")] = 30
+    slo: Annotated[
+        str | None,
+        panel_option(
+            _LOAD,
+            metavar="TARGET",
+            help="Move the knob to hold tpot=40ms (time per output token) or queue=4.",
+        ),
+    ] = None
+    tau_range: Annotated[
+        str, panel_option(_LOAD, metavar="LOW,HIGH", help="How far --slo may move tau.")
+    ] = "0.6,0.95"
+
+
+@with_groups()
 def serve(
+    network: Network,
+    load: Load,
     model: options.Model = "smollm2",
     adapter: options.Adapter = None,
     strategy: options.Strategy = "lossless",
     tau: options.Tau = 0.9,
-    host: Annotated[
-        str, typer.Option(help="Where to listen.", rich_help_panel=_NETWORK)
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0: any.", rich_help_panel=_NETWORK)] = 8000,
     name: Annotated[
         str | None, typer.Option(help="What requests call the model; default: --model.")
     ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            envvar="MARSLM_API_KEY",
-            help="Wanted of every /v1 request.",
-            rich_help_panel=_NETWORK,
-        ),
-    ] = None,
-    cors_origin: Annotated[
-        list[str] | None,
-        typer.Option(help="Web pages from here may call; repeat.", rich_help_panel=_NETWORK),
-    ] = None,
-    slots: Annotated[
-        int, typer.Option(help="Requests decoded together.", rich_help_panel=_LOAD)
-    ] = 8,
-    max_waiting: Annotated[
-        int, typer.Option(help="Further ones that may wait.", rich_help_panel=_LOAD)
-    ] = 64,
-    max_length: Annotated[
-        int | None,
-        typer.Option(help="Tokens of prompt and answer together.", rich_help_panel=_LOAD),
-    ] = None,
-    max_body: Annotated[
-        int, typer.Option(help="Bytes of a request body.", rich_help_panel=_LOAD)
-    ] = 1 << 20,
-    timeout: Annotated[
-        float, typer.Option(help="Seconds that a request may take.", rich_help_panel=_LOAD)
-    ] = 600,
-    drain: Annotated[
-        int, typer.Option(help="Seconds to finish in when stopped.", rich_help_panel=_LOAD)
-    ] = 30,
-    slo: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TARGET",
-            help="Move the knob to hold tpot=40ms (time per output token) or queue=4.",
-            rich_help_panel=_LOAD,
-        ),
-    ] = None,
-    tau_range: Annotated[
-        str,
-        typer.Option(metavar="LOW,HIGH", help="How far --slo may move tau.", rich_help_panel=_LOAD),
-    ] = "0.6,0.95",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     otlp_endpoint: Annotated[
         str | None, typer.Option(metavar="URL", help="Send OpenTelemetry traces here.")
@@ -91,36 +89,41 @@ def serve(
     """Serve a model over HTTP: OpenAI's API under /v1, a page at /, metrics at /metrics."""
     from marslm.engine.async_engine import AsyncEngine
     from marslm.engine.engine import Engine
-    from marslm.models.loading import load
+    from marslm.models import loading
     from marslm.serve.app import create_app
-    from marslm.serve.config import ServeConfig
     from marslm.serve.logs import log_to_stderr
-    from marslm.serve.policy import parse_target
     from marslm.serve.server import make_server, open_socket
 
-    config = ServeConfig(
-        model_name=name or model,
-        api_key=api_key,
-        timeout=timeout,
-        max_body=max_body,
-        cors_origins=tuple(cors_origin or ()),
-        target=None if slo is None else parse_target(slo),
-        tau_range=_pair(tau_range),
-    )
+    config = _config(name or model, network, load)
     log_to_stderr(log_level)
-    loaded = load(model, adapter=options.find_adapter(model, adapter))
+    loaded = loading.load(model, adapter=options.find_adapter(model, adapter))
     options.warn_if_untrained(loaded, strategy)
-    engine = Engine(loaded, slots=slots, max_length=max_length)
+    engine = Engine(loaded, slots=load.slots, max_length=load.max_length)
     engine.speed.strategy, engine.speed.tau = strategy, tau
     traces = None
     if otlp_endpoint is not None:
         from marslm.serve.otlp import provider_to
 
         traces = provider_to(otlp_endpoint)
-    with open_socket(host, port) as socket:
-        app = create_app(AsyncEngine(engine, max_waiting=max_waiting), config, traces)
+    with open_socket(network.host, network.port) as socket:
+        app = create_app(AsyncEngine(engine, max_waiting=load.max_waiting), config, traces)
         _announce(config, *socket.getsockname()[:2])
-        make_server(app, drain=drain).run(sockets=[socket])
+        make_server(app, drain=load.drain).run(sockets=[socket])
+
+
+def _config(name: str, network: Network, load: Load) -> ServeConfig:
+    from marslm.serve.config import ServeConfig
+    from marslm.serve.policy import parse_target
+
+    return ServeConfig(
+        model_name=name,
+        api_key=network.api_key,
+        timeout=load.timeout,
+        max_body=load.max_body,
+        cors_origins=tuple(network.cors_origin or ()),
+        target=None if load.slo is None else parse_target(load.slo),
+        tau_range=_pair(load.tau_range),
+    )
 
 
 def _pair(text: str) -> tuple[float, float]:

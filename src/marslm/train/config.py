@@ -98,14 +98,7 @@ class TuneConfig:
         for name in ("kl_weight", "distance_decay", "curriculum"):
             if getattr(self, name) > 1:
                 raise InputError(f"{name} is {getattr(self, name)}: give a share from 0 to 1")
-        for name in (
-            "steps",
-            "minutes",
-            "epochs",
-            "learning_rate",
-            "checkpoint_minutes",
-            "distance_decay",
-        ):
+        for name in _ABOVE_ZERO:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise InputError(f"{name} is {value}: give more than 0")
