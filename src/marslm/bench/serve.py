@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx2
 
+from marslm.errors import InputError
 from marslm.report import Row
 
 _PERCENTILES = (50, 95, 99)
@@ -74,11 +75,13 @@ async def measure(
 
 
 async def stream(client: httpx2.AsyncClient, body: dict[str, Any]) -> Streamed:
-    """Read one streamed chat to its end."""
+    """Read one streamed chat to its end; InputError, in the server's words, if it is refused."""
     found, last = Streamed(), time.perf_counter()
     start = last
     async with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as got:
-        got.raise_for_status()
+        if got.is_error:
+            await got.aread()
+            raise InputError(f"the server refused a request ({got.status_code}): {_reason(got)}")
         async for line in got.aiter_lines():
             tokens = _tokens(line)
             if not tokens:
@@ -92,6 +95,14 @@ async def stream(client: httpx2.AsyncClient, body: dict[str, Any]) -> Streamed:
             found.tokens += tokens
             found.chunks += 1
     return found
+
+
+def _reason(response: httpx2.Response) -> str:
+    """Return what an error response says: OpenAI's message if it has one."""
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return response.text.strip()[:200]
 
 
 def _tokens(line: str) -> int:

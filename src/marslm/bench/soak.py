@@ -21,6 +21,7 @@ import httpx2
 
 from marslm.bench.server import ServerProcess
 from marslm.data.dialogues import Message
+from marslm.data.encode import turn_of
 from marslm.engine.api import encode, room_for, run_all
 from marslm.engine.engine import Engine
 from marslm.models.loading import MarsModel
@@ -86,7 +87,7 @@ def known_cases(model: MarsModel, prompts: Sequence[str], tokens: int, seed: int
         engine = Engine(model, slots=1, max_length=room_for(model, len(ids), params))
         answer = run_all(engine, [ids], params)[0]
         fields = {
-            "messages": [vars(Message("user", prompt))],
+            "messages": [turn_of(Message("user", prompt))],
             "max_tokens": params.max_new_tokens,
             "temperature": temperature,
             "seed": params.seed,

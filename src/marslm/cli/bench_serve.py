@@ -62,6 +62,7 @@ def serve(
     from marslm.bench.server import serving
     from marslm.cli.progress import bar
     from marslm.cli.render import print_rows
+    from marslm.data.encode import turn_of
     from marslm.data.spec_bench import read_prompts
     from marslm.report import Row, write_report
     from marslm.strategies.registry import check_strategy
@@ -70,7 +71,8 @@ def serve(
     for name in names:
         check_strategy(name)
     asked = [
-        [vars(m) for m in p.messages] for p in read_prompts(data, count=prompts, data_folder=None)
+        [turn_of(message) for message in prompt.messages]
+        for prompt in read_prompts(data, count=prompts, data_folder=None)
     ]
     fixed = {"max_tokens": max_new_tokens, "temperature": 0}
     rows: list[Row] = []
