@@ -68,7 +68,8 @@ class Server(BaseHTTPRequestHandler):
             said = body["messages"][-1]["content"]
             choice = {"message": {"content": f"{said} {body['seed']}"}, "finish_reason": "stop"}
         else:
-            choice = {"text": str(body["prompt"]), "finish_reason": "length"}
+            drawn = f"{body['temperature']} {body['top_p']}"
+            choice = {"text": f"{body['prompt']} {drawn}", "finish_reason": "length"}
         if Server.busy:
             Server.busy -= 1
             self.reply(503, {"error": "busy"})
@@ -107,11 +108,12 @@ def endpoint(url: str) -> Iterator[EndpointWriter]:
 
 def test_a_server_answers_messages_and_continues_ids(endpoint: EndpointWriter) -> None:
     heard: list[int] = []
-    found = {r.key: w for r, w in endpoint.write(ASKED, Sampling(9), heard.append)}
+    sampling = Sampling(9, temperature=0.5, top_p=0.9)
+    found = {r.key: w for r, w in endpoint.write(ASKED, sampling, heard.append)}
     assert {key: (w.text, w.tokens, w.cut) for key, w in found.items()} == {
         "a": ("Hi 1", 9, False),
         "b": ("Who? 2", 9, False),
-        "c": ("[5, 6, 7, 8]", 9, True),
+        "c": ("[5, 6, 7, 8] 0.5 0.9", 9, True),
     }
     assert heard == [9, 9, 9]
 

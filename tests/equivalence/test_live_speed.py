@@ -9,6 +9,7 @@ import pytest
 from helpers import letters, solo
 from marslm.engine.engine import Engine
 from marslm.models.loading import MarsModel
+from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.params import SamplingParams
 
 PROMPTS = [letters(length, random.Random(length)) for length in (4, 12, 25, 7, 33)]
@@ -19,7 +20,7 @@ def test_turning_between_exact_strategies_changes_no_token(
     fitted_model: MarsModel, temperature: float
 ) -> None:
     params = SamplingParams(max_new_tokens=40, temperature=temperature, seed=5)
-    engine = Engine(fitted_model, slots=2, token_budget=20, pack=False)
+    engine = Engine(fitted_model, slots=2, token_budget=20, pack=False, costs=AssumedCosts())
     sequences = [engine.add(prompt, params) for prompt in PROMPTS]
     generator = random.Random(0)
     while engine.busy:

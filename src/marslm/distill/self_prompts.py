@@ -22,7 +22,7 @@ from marslm.distill.rows_file import append_row, read_rows
 from marslm.distill.writers import Request, Sampling, TokensHeard, Writer
 from marslm.errors import InputError
 
-SAMPLING = Sampling(max_new_tokens=160, temperature=1.0)
+SAMPLING = Sampling(max_new_tokens=160, temperature=1.0, top_p=0.95)
 """Prompts are drawn nearly freely, for variety; one that does not end in 160 tokens rambles."""
 
 _MOST_AT_ONCE = 256

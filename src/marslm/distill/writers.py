@@ -61,6 +61,7 @@ class Sampling:
 
     max_new_tokens: int
     temperature: float = 0.0
+    top_p: float = 1.0
 
 
 class Writer(Protocol):
@@ -150,6 +151,7 @@ class EndpointWriter:
             "model": self._model,
             "max_tokens": sampling.max_new_tokens,
             "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
             "seed": request.seed,
         }
         messages = [turn_of(part) for part in request.prompt if isinstance(part, Message)]
