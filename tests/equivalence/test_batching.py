@@ -12,6 +12,7 @@ from helpers import LETTERS, letters, random_prompts, solo, with_random_adapter
 from marslm.engine.api import Answer, answer_of
 from marslm.engine.engine import Engine
 from marslm.models.loading import MarsModel
+from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
 
@@ -49,7 +50,7 @@ def run_batch(
     token_budget: int = 512,
     meanwhile: Callable[[Engine, list[Sequence], int], None] = lambda engine, all_, step: None,
 ) -> list[Answer]:
-    engine = Engine(model, slots=slots, token_budget=token_budget, pack=False)
+    engine = Engine(model, slots=slots, token_budget=token_budget, pack=False, costs=AssumedCosts())
     sequences = [engine.add(prompt, params) for prompt, params in requests]
     step = 0
     while engine.busy:
