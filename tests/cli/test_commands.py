@@ -407,6 +407,22 @@ def test_chat_answers_and_ends(
     assert result.out.count("tokens per forward") == 2
 
 
+def test_generate_lists_log_probabilities(cli: Cli, model_folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    result = cli("generate", "-m", model_folder, "-n", 5, "--logprobs", 2, "Hi", "--json", file)
+    assert result.code == 0
+    overall, answer, *tokens = report_of(file)["rows"]
+    assert "log-probability" in result.out
+    assert [row["position"] for row in tokens] == list(range(overall["tokens"]))
+    assert all(row["kind"] == "token" for row in tokens)
+    for row in tokens:  # greedy, so the token is the likeliest
+        first, second = map(float, row["top_logprobs"].split())
+        assert first == pytest.approx(row["logprob"], rel=1e-5)
+        assert second <= first < 0
+        assert row["top_ids"].split()[0] == str(row["token_id"])
+    assert "kind" not in answer
+
+
 def test_ctrl_d_ends_a_chat(cli: Cli, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert chat(cli, monkeypatch, model_folder, "Hi").code == 0
 

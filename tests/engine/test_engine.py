@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from helpers import build_model, letters, random_prompts, solo
-from marslm.engine.engine import DEFAULT_BLOCK, Engine, trained_block
+from marslm.engine.admission import DEFAULT_BLOCK, trained_block
+from marslm.engine.engine import Engine
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
@@ -339,3 +340,24 @@ def test_the_block_is_the_trained_one_unless_a_request_says_otherwise(
             strategy="mars", tau=1e-9, block=block, max_new_tokens=28, ignore_eos=True
         )
         assert set(solo(fitted_model, prompt, params).runs) == {block or 4}
+
+
+@pytest.mark.parametrize("strategy", ["mars", "lossless", "lossless-chain", "lossless-tree"])
+def test_a_block_beyond_the_trained_one_is_refused(fitted_draft: MarsModel, strategy: str) -> None:
+    engine = Engine(fitted_draft, slots=1, pack=False)
+    engine.add([5, 6], SamplingParams(strategy=strategy, block=4))
+    with pytest.raises(InputError, match=r"block 5 is beyond the 4 that .* was trained for"):
+        engine.add([5, 6], SamplingParams(strategy=strategy, block=5))
+    engine.add([5, 6], SamplingParams(strategy="jacobi", block=9))  # no mask is read
+
+
+def test_a_request_whose_block_the_new_strategy_cannot_take_goes_on_as_ar(
+    fitted_draft: MarsModel,
+) -> None:
+    engine = Engine(fitted_draft, slots=1, pack=False)
+    engine.speed.strategy, engine.speed.tau = "jacobi", 1e-9
+    sequence = engine.add([5, 6], SamplingParams(block=9, max_new_tokens=12, ignore_eos=True))
+    engine.speed.strategy = "mars"
+    for _ in engine.run():
+        pass
+    assert sequence.runs == [1] * 12

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from marslm.data.dialogues import Dialogue
     from marslm.engine.api import Answer
     from marslm.engine.engine import Engine, StepEvent
+    from marslm.models.loading import MarsModel
     from marslm.report import Row
     from marslm.runtime.params import SamplingParams
 
@@ -48,6 +49,12 @@ def generate(
     adapter: options.Adapter = None,
     strategy: options.Strategy = "lossless",
     decoding: Decoding = Decoding(),  # noqa: B008 - only its fields' defaults are used
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="List each token's log-probability and the N likeliest at its place."
+        ),
+    ] = None,
     json: options.Json = None,
 ) -> None:
     """Answer prompts, several tokens per forward."""
@@ -56,7 +63,7 @@ def generate(
     from marslm.models.loading import load
     from marslm.report import write_report
 
-    params = decoding.params(strategy=strategy)
+    params = decoding.params(strategy=strategy, logprobs=logprobs)
     chats = _read_chats(prompts or [], prompts_file, limit)
     adapter = options.find_adapter(model, adapter)
     loaded = load(model, adapter=adapter)
@@ -76,7 +83,7 @@ def generate(
     options.warn_if_untrained(loaded, strategy)
     if json is not None:
         settings = {**_settings(engine, params), "model": model, "adapter": adapter}
-        write_report(json, _rows(found, settings))
+        write_report(json, [*_rows(found, settings), *_token_rows(loaded, found)])
 
 
 def _read_chats(prompts: list[str], file: str | None, limit: int | None) -> list[Dialogue]:
@@ -96,7 +103,7 @@ def _answer(
     engine: Engine, prompt: str, ids: list[int], params: SamplingParams, *, show_prompt: bool
 ) -> _Found:
     """Answer one prompt, showing it as it comes."""
-    from marslm.cli.render import RunPainter, console, figures
+    from marslm.cli.render import RunPainter, console, figures, logprobs_table
     from marslm.engine.api import run_all
 
     if show_prompt:
@@ -105,6 +112,8 @@ def _answer(
     answer = run_all(engine, [ids], params, clock)[0]
     line = figures(len(answer.ids), len(answer.runs), clock.tokens_per_second)
     console.print(f"\n[dim]{line}[/dim]\n")
+    if answer.logprobs:
+        console.print(logprobs_table(engine.model.tokenizer, answer.logprobs))
     return _Found(prompt, answer, clock.tokens, clock.seconds)
 
 
@@ -164,6 +173,24 @@ def _rows(found: list[_Found], settings: Row) -> list[Row]:
         for part in found
     ]
     return [_row(found, settings), *each]
+
+
+def _token_rows(model: MarsModel, found: list[_Found]) -> list[Row]:
+    """Return a row for each token whose log-probability was asked for."""
+    return [
+        {
+            "kind": "token",
+            "prompt": part.prompt,
+            "position": position,
+            "token_id": each.token,
+            "token": str(model.tokenizer.decode([each.token])),
+            "logprob": each.logprob,
+            "top_ids": " ".join(str(token) for token, _ in each.top),
+            "top_logprobs": " ".join(f"{logprob:.6g}" for _, logprob in each.top),
+        }
+        for part in found
+        for position, each in enumerate(part.answer.logprobs)
+    ]
 
 
 def _row(parts: list[_Found], settings: Row) -> Row:

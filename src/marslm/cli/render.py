@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from marslm.engine.api import Answer
     from marslm.engine.engine import StepEvent
+    from marslm.runtime.logprobs import TokenLogprobs
 
 console = Console(highlight=False)
 
@@ -44,6 +45,19 @@ class RunPainter:
     def print(self, event: StepEvent) -> None:
         """Write a step's text at once, as it comes."""
         console.print(self.paint(event), end="", soft_wrap=True)
+
+
+def logprobs_table(tokenizer: PreTrainedTokenizerBase, logprobs: Sequence[TokenLogprobs]) -> Table:
+    """Return a table of tokens, their log-probabilities and the likeliest at their places."""
+    table = Table("token", "log-probability", "likeliest")
+
+    def shown(token: int) -> str:
+        return repr(tokenizer.decode([token]))
+
+    for each in logprobs:
+        likeliest = "  ".join(f"{shown(token)} {logprob:.3f}" for token, logprob in each.top)
+        table.add_row(Text(shown(each.token)), f"{each.logprob:.3f}", Text(likeliest))
+    return table
 
 
 def paint_answer(tokenizer: PreTrainedTokenizerBase, answer: Answer) -> Text:

@@ -14,6 +14,14 @@ from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams, auto_rate
 from marslm.strategies.base import Strategy
 
+DEFAULT_BLOCK = 4
+"""B for a model without a record, the paper's smallest."""
+
+
+def trained_block(model: MarsModel) -> int:
+    """Return the B that a model was trained with."""
+    return model.record.block_size if model.record else DEFAULT_BLOCK
+
 
 def check_prompt(
     model: MarsModel, prompt: list[int], max_length: int, source: str = "the prompt"
@@ -38,7 +46,12 @@ def check_params(model: MarsModel, params: SamplingParams, strategy: Strategy) -
     _check_token_ids(model, params.stop_token_ids, "stop_token_ids")
     if params.block == "full" and not strategy.takes_full_block:
         raise InputError(f"strategy {strategy.name} cannot take block full: give a number")
-    refused = refused_fields(params, strategy)
+    refused = refused_fields(model, params, strategy)
+    if "block" in refused:
+        raise InputError(
+            f"block {params.block} is beyond the {trained_block(model)} that {model.name} was "
+            "trained for: give at most that, or leave it out"
+        )
     if refused:
         raise InputError(
             f"strategy {strategy.name} cannot honour {', '.join(refused)}: leave it out, or use "
@@ -64,14 +77,18 @@ def resolve_tau(model: MarsModel, params: SamplingParams) -> Tau | None:
     return calibration.taus(rate)
 
 
-def refused_fields(params: SamplingParams, strategy: Strategy) -> list[str]:
-    """Return the fields that a request sets and that the strategy cannot honour."""
-    return [
+def refused_fields(model: MarsModel, params: SamplingParams, strategy: Strategy) -> list[str]:
+    """Return the fields that a request sets and that the strategy cannot honour with this model."""
+    refused = [
         each.name
         for each in fields(params)
         if each.name in strategy.refuses
         and getattr(params, each.name) != getattr(_DEFAULT, each.name)
     ]
+    beyond = isinstance(params.block, int) and params.block > trained_block(model)
+    if beyond and strategy.reads_masks and model.record is not None:
+        refused.append("block")
+    return refused
 
 
 _DEFAULT = SamplingParams()

@@ -14,7 +14,13 @@ from itertools import count
 
 from torch import Tensor
 
-from marslm.engine.admission import check_params, check_prompt, refused_fields, resolve_tau
+from marslm.engine.admission import (
+    check_params,
+    check_prompt,
+    refused_fields,
+    resolve_tau,
+    trained_block,
+)
 from marslm.engine.scheduler import Scheduler
 from marslm.engine.speed import SpeedKnob
 from marslm.errors import InputError
@@ -32,14 +38,6 @@ from marslm.strategies.base import DraftSide, EngineFacts, Outcome, StepSettings
 from marslm.strategies.registry import create_strategy
 
 _DEFAULT_LENGTH = 4096
-
-DEFAULT_BLOCK = 4
-"""B for a model without a record, the paper's smallest."""
-
-
-def trained_block(model: MarsModel) -> int:
-    """Return the B that a model was trained with."""
-    return model.record.block_size if model.record else DEFAULT_BLOCK
 
 
 def block_of(model: MarsModel, params: SamplingParams) -> int:
@@ -208,7 +206,7 @@ class Engine:
         """Choose a request's strategy for this step."""
         params = sequence.params
         name = params.strategy or self.speed.strategy
-        if refused_fields(params, self._strategy(name)):
+        if refused_fields(self.model, params, self._strategy(name)):
             name = "ar"  # the knob was turned after the request came in
         if sequence.strategy != name:
             self._release(sequence)

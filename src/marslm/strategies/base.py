@@ -83,13 +83,15 @@ class Strategy(ABC):
     Per-request state lives in `sequence.state`, which is None at a strategy's first step of the
     request, or in the strategy until `release`. exact: whether its output equals one-token
     decoding's. refuses: fields of SamplingParams that it cannot honour. takes_full_block: whether
-    it can guess all the rest of an answer at once, block "full".
+    it can guess all the rest of an answer at once, block "full". reads_masks: whether it reads what
+    the model was trained to say at masks, so that B is at most the trained one.
     """
 
     name: str
     exact: bool
     refuses: frozenset[str] = frozenset()
     takes_full_block: bool = False
+    reads_masks: bool = False
 
     @abstractmethod
     def propose(

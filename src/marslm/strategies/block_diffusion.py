@@ -27,6 +27,7 @@ class BlockDiffusion(Strategy):
 
     name = "block_diffusion"
     exact = False
+    reads_masks = True
     # Cells are not filled in the order of the text that these would read.
     refuses = frozenset(
         {

@@ -50,6 +50,7 @@ class Lossless(Strategy):
 
     name = "lossless"
     exact = True
+    reads_masks = True
     form: Form = "any"
 
     def __init__(self, facts: EngineFacts) -> None:

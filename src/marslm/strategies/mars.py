@@ -26,6 +26,7 @@ class Mars(Strategy):
 
     name = "mars"
     exact = False
+    reads_masks = True
 
     def __init__(self, facts: EngineFacts) -> None:
         """Remember which token is [MASK], and the form of a block that the model was trained in."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from marslm.core.accept import CONFIDENCES
+from marslm.engine.admission import trained_block
 from marslm.engine.api import run_all
-from marslm.engine.engine import Engine, trained_block
+from marslm.engine.engine import Engine
 from marslm.errors import InputError
 from marslm.models.calibration import Calibration
 from marslm.models.loading import MarsModel

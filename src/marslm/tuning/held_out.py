@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from marslm.bench.identity import Referee
+from marslm.engine.admission import trained_block
 from marslm.engine.api import Answer, room_for, run_all
-from marslm.engine.engine import Engine, trained_block
+from marslm.engine.engine import Engine
 from marslm.models.loading import load
 from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.params import SamplingParams
