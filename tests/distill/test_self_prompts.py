@@ -11,11 +11,11 @@ import pytest
 from marslm.data.dialogues import Message
 from marslm.data.encode import encode_prompt, user_header
 from marslm.distill.filters import Known
-from marslm.distill.rows_file import read_rows
 from marslm.distill.self_prompts import SAMPLING, PromptSource
 from marslm.distill.writers import Prompt, Written
 from marslm.errors import InputError
 from marslm.models.tiny import build_tokenizer
+from marslm.rows_file import read_rows
 
 TOKENIZER = build_tokenizer()
 

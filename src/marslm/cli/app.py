@@ -32,6 +32,9 @@ _EXTRAS = {
     "opentelemetry.sdk": "otel",
     "opentelemetry.exporter": "otel",
     "llguidance": "constrained",
+    "lm_eval": "eval",
+    "nltk": "eval",
+    "punkt": "eval",
 }
 """Which extra brings an optional package."""
 

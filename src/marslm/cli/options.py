@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from marslm.models import short_names
+
 if TYPE_CHECKING:
     from marslm.models.loading import MarsModel
 
@@ -92,11 +94,4 @@ def warn_if_untrained(model: MarsModel, strategy: str) -> None:
         )
 
 
-def find_adapter(name: str, adapter: str | None) -> str | None:
-    """Return the adapter that was named, the one that ships with the model, or None."""
-    from marslm.models.short_names import shipped_adapter
-
-    if adapter is not None:
-        return None if adapter == "none" else adapter
-    shipped = shipped_adapter(name)
-    return None if shipped is None else str(shipped)
+find_adapter = short_names.find_adapter

@@ -70,6 +70,17 @@ def user_header(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return _ids(tokenizer, before)
 
 
+def render_prompt(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], *, continuing: bool = False
+) -> str:
+    """Return the text that an answer to `messages` follows; it holds every special token.
+
+    continuing: the last message is the assistant's and the answer goes on where it ends. Raises
+    InputError when the chat template is missing or refuses the messages.
+    """
+    return _render(tokenizer, messages, "", answering=not continuing, continuing=continuing)
+
+
 def encode_dialogue(
     tokenizer: PreTrainedTokenizerBase, dialogue: Dialogue, *, turns: Turns = "all"
 ) -> Example:
@@ -173,8 +184,12 @@ def _render(
     tools: str,
     *,
     answering: bool,
+    continuing: bool = False,
 ) -> str:
-    """Return `messages` as text, with the header of an answer after them if `answering`."""
+    """Return `messages` as text, with the header of an answer after them if `answering`.
+
+    continuing: the last message stays open.
+    """
     from jinja2 import TemplateError
 
     if not tokenizer.chat_template:
@@ -190,6 +205,7 @@ def _render(
             tools=json.loads(tools) if tools else None,
             tokenize=False,
             add_generation_prompt=answering,
+            continue_final_message=continuing,
         )
     except TemplateError as error:
         raise InputError(f"the chat template refuses the messages: {error}") from error

@@ -6,18 +6,17 @@ decoded or timed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 
 from marslm.data.dialogues import Message, Row, dialogue_of_row, read_dialogues, read_rows
+from marslm.data.folder import data_file
 from marslm.errors import InputError
 
 SPEC_BENCH = "spec_bench"
 FILE_NAME = "spec_bench.jsonl.gz"
-FOLDER_VARIABLE = "MARSLM_DATA"
 # The other kinds are categories of their own; MT-bench comes split into these.
 MT_BENCH = frozenset(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -46,22 +45,11 @@ def read_prompts(
     if count is not None and count < 1:
         raise InputError(f"count is {count}: ask for at least one prompt")
     if path_or_name == SPEC_BENCH:
-        return _spec_bench(_spec_bench_file(data_folder))[:count]
+        return _spec_bench(data_file(FILE_NAME, SPEC_BENCH, folder=data_folder))[:count]
     return [
         BenchPrompt(dialogue.prompt, "file", dialogue.source, dialogue.answer)
         for dialogue in read_dialogues(path_or_name, rows=count, need_answers=False)
     ]
-
-
-def _spec_bench_file(data_folder: str | None) -> Path:
-    folder = data_folder or os.environ.get(FOLDER_VARIABLE)
-    advice = f"set {FOLDER_VARIABLE} to the folder that holds {FILE_NAME}"
-    if not folder:
-        raise InputError(f"{SPEC_BENCH}: its folder is not known; {advice}")
-    file = Path(folder).expanduser() / FILE_NAME
-    if not file.is_file():
-        raise InputError(f"{SPEC_BENCH}: there is no {file}; {advice}")
-    return file
 
 
 def _spec_bench(file: Path) -> list[BenchPrompt]:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from marslm.data.dialogues import Dialogue
 from marslm.data.encode import Example, encode_prompt, example_from_answer
-from marslm.distill.rows_file import append_row, read_rows
 from marslm.distill.writers import EngineWriter, Request, Sampling
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
 from marslm.models.record import BaseMarks, marks_of
+from marslm.rows_file import append_row, read_rows
 
 
 @dataclass(frozen=True)

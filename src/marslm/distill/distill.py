@@ -21,11 +21,11 @@ from marslm.data.dialogues import Message, read_dialogues
 from marslm.data.encode import turn_of
 from marslm.distill.answers import AnswerMeter, AnswerProgress
 from marslm.distill.filters import Known
-from marslm.distill.rows_file import append_row, read_rows
 from marslm.distill.self_prompts import PromptSource
 from marslm.distill.writers import Request, Sampling, Writer, prompt_ids
 from marslm.errors import InputError
 from marslm.report import Row
+from marslm.rows_file import append_row, read_rows
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from transformers import PreTrainedTokenizerBase
 
 from marslm.data.encode import user_header
 from marslm.distill.filters import Known, why_unusable
-from marslm.distill.rows_file import append_row, read_rows
 from marslm.distill.writers import Request, Sampling, TokensHeard, Writer
 from marslm.errors import InputError
+from marslm.rows_file import append_row, read_rows
 
 SAMPLING = Sampling(max_new_tokens=160, temperature=1.0, top_p=0.95)
 """Prompts are drawn nearly freely, for variety; one that does not end in 160 tokens rambles."""

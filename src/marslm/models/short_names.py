@@ -45,3 +45,11 @@ def shipped_adapter(name: str) -> Path | None:
     places = (package.parents[1] / "models", package / "shipped")
     found = [place / _SMOLLM2_ADAPTER for place in places if (place / _SMOLLM2_ADAPTER).is_dir()]
     return found[0] if name == "smollm2" and found else None
+
+
+def find_adapter(name: str, adapter: str | None) -> str | None:
+    """Return the adapter that was named ("none": none), the one that ships with `name`, or None."""
+    if adapter is not None:
+        return None if adapter == "none" else adapter
+    shipped = shipped_adapter(name)
+    return None if shipped is None else str(shipped)

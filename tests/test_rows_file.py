@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from marslm.distill.rows_file import append_row, read_rows
 from marslm.errors import InputError
+from marslm.rows_file import append_row, read_rows
 
 
 def test_rows_come_back_in_order_with_their_letters(tmp_path: Path) -> None:
