@@ -14,7 +14,7 @@ from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from helpers import build_model, fit_letters
+from helpers import build_model, fit_heads, fit_letters
 from marslm.models.loading import MarsModel
 from marslm.models.record import MarsRecord, marks_of
 from marslm.models.tiny import ARCHITECTURES
@@ -53,6 +53,14 @@ def fitted_draft(fitted_model: MarsModel) -> MarsModel:
     marks = marks_of(network, fitted_model.tokenizer)
     record = MarsRecord("full", fitted_model.mask_token_id, block_size=4, base=marks)
     return replace(fitted_model, network=network, record=record)
+
+
+@pytest.fixture(scope="session")
+def fitted_medusa(fitted_model: MarsModel) -> MarsModel:
+    """The fitted model with Medusa heads instead of masks, trained for a few seconds too."""
+    marks = marks_of(fitted_model.network, fitted_model.tokenizer)
+    record = MarsRecord("medusa", fitted_model.mask_token_id, block_size=4, base=marks)
+    return replace(fitted_model, record=record, heads=fit_heads(fitted_model))
 
 
 @pytest.fixture(scope="session")

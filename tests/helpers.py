@@ -23,6 +23,7 @@ from marslm.engine.api import Answer, answer_of
 from marslm.engine.engine import Engine
 from marslm.models.adapter import Adapter, LowRank
 from marslm.models.loading import MarsModel
+from marslm.models.medusa import MedusaHeads
 from marslm.models.record import MarsRecord, marks_of
 from marslm.models.tiny import ARCHITECTURES, build_tokenizer
 from marslm.runtime.cache import SlotCache
@@ -36,7 +37,8 @@ from marslm.runtime.stopping import Transcript
 from marslm.strategies.base import DraftSide, EngineFacts
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.config import TuneConfig
-from marslm.train.objectives import TwoStream
+from marslm.train.medusa import Medusa
+from marslm.train.objectives import Objective, TwoStream
 
 VOCABULARY = 288
 """Rows of the embedding: more than the tokenizer has, as in real checkpoints."""
@@ -226,13 +228,33 @@ def fit_letters(steps: int = 120) -> MarsModel:
         example_from_answer(text[:4], text[4:], "letters")
         for text in (letters(24, generator) for _ in range(8 * steps))
     ]
-    data = TwoStreamData(examples, config)
     objective = TwoStream(network, tokenizer.mask_token_id, config.block_size, w=1.0)
-    optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
+    _fit(objective, TwoStreamData(examples, config), steps)
+    return build_model("llama", network=network.requires_grad_(False).double())
+
+
+def fit_heads(model: MarsModel, steps: int = 60) -> MedusaHeads:
+    """Return Medusa heads for B = 4, trained on `letters` in float64."""
+    own = model.network.get_output_embeddings().weight
+    heads = MedusaHeads(own.detach(), 3).double()
+    config = TuneConfig.for_mode("medusa", block_size=4, steps=steps)
+    generator = random.Random(1)
+    examples = [
+        example_from_answer(text[:4], text[4:], "letters")
+        for text in (letters(24, generator) for _ in range(8 * steps))
+    ]
+    objective = Medusa(model.network, heads, model.mask_token_id)
+    _fit(objective, TwoStreamData(examples, config), steps)
+    return heads.requires_grad_(False).eval()
+
+
+def _fit(objective: Objective, data: TwoStreamData, steps: int) -> None:
+    """Train what requires gradients, 8 examples a step, each seen once."""
+    trained = [weight for weight in objective.parameters() if weight.requires_grad]
+    optimiser = torch.optim.Adam(trained, lr=1e-2)
     for step in range(steps):
         batch = collate([data[0, 8 * step + i] for i in range(8)])
         loss, _ = objective(batch, LossCounts(*map(float, objective.count_targets(batch))))
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    return build_model("llama", network=network.requires_grad_(False).double())

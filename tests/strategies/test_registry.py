@@ -30,7 +30,7 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_built_in_strategies() -> None:
-    assert sorted(strategy_names()) == sorted([*BUILT_IN, "block_diffusion"])
+    assert sorted(strategy_names()) == sorted([*BUILT_IN, "block_diffusion", "medusa"])
     assert set(BUILT_IN) - set(exact_strategies()) == {"mars", "draft_model-mars"}
     for name in BUILT_IN:
         if not name.startswith("draft_model"):  # they build a decoder

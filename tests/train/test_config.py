@@ -35,7 +35,7 @@ def test_settings_that_cannot_be_run(settings: dict[str, object], said: str) -> 
 
 
 def test_an_unknown_mode() -> None:
-    with pytest.raises(InputError, match="choose full, lora or mask-only"):
+    with pytest.raises(InputError, match="choose full, lora, mask-only, medusa"):
         TuneConfig.for_mode("qlora", steps=5)  # type: ignore[arg-type]
 
 

@@ -56,7 +56,9 @@ class Settings:
     mode: Annotated[
         str | None,
         panel_option(
-            _RUN, help="mask-only (base bit-identical; default), lora (merged at load) or full."
+            _RUN,
+            help="mask-only (base bit-identical; default), lora (merged at load), full, or "
+            "medusa (heads, a baseline).",
         ),
     ] = None
     objective: Annotated[

@@ -44,6 +44,11 @@ def check_params(model: MarsModel, params: SamplingParams, strategy: Strategy) -
     """Raise InputError for parameters that this model or this strategy cannot honour."""
     _check_token_ids(model, params.logit_bias, "logit_bias")
     _check_token_ids(model, params.stop_token_ids, "stop_token_ids")
+    if strategy.reads_masks and model.heads is not None:
+        raise InputError(
+            f"{model.name} was loaded with Medusa heads, which are no training for masks: use "
+            "strategy medusa or ar"
+        )
     if params.block == "full" and not strategy.takes_full_block:
         raise InputError(f"strategy {strategy.name} cannot take block full: give a number")
     refused = refused_fields(model, params, strategy)

@@ -173,8 +173,11 @@ class Engine:
         rows = sum(len(chunk) for _, chunk in scheduled)
         plans = [self._plan(sequence, chunk, rows) for sequence, chunk in scheduled]
         self._add_windows([plan for plan in plans if plan.whole])
-        logits = self.runner.forward([plan.work for plan in plans])
-        return list(zip(plans, logits, strict=True))
+        results = self.runner.forward_with_hidden([plan.work for plan in plans])
+        for plan, (_, hidden) in zip(plans, results, strict=True):
+            if plan.whole:
+                plan.strategy.read_hidden(plan.sequence, hidden)
+        return [(plan, logits) for plan, (logits, _) in zip(plans, results, strict=True)]
 
     def _step_alone(self, sequence: Sequence, chunk: list[int]) -> StepEvent | None:
         try:

@@ -56,13 +56,19 @@ class Adapter:
     mask_embedding: Tensor
 
 
-def read_adapter(folder: Path) -> Adapter:
-    """Read an adapter folder; InputError if something in it is missing or broken."""
+def read_adapter_record(folder: Path) -> MarsRecord:
+    """Return what an adapter folder says of itself; InputError if it is not one."""
     if not folder.is_dir():
         raise InputError(f"no adapter at {folder}; give a folder that `marslm tune` wrote")
     record = read_record(folder)
     if record.mode == "full":
         raise InputError(f"{folder} holds a whole model, not an adapter; load it with --model")
+    return record
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """Read an adapter folder; InputError if something in it is missing or broken."""
+    record = read_adapter_record(folder)
     try:
         config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         weights = load_file(folder / WEIGHTS_FILE)
@@ -85,13 +91,13 @@ def _updates(weights: dict[str, Tensor], scale: float) -> dict[str, LowRank]:
 
 
 def check_adapter(
-    adapter: Adapter, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    record: MarsRecord, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Raise InputError if the adapter is for another architecture or tokenizer.
+    """Raise InputError if an adapter is for another architecture or tokenizer.
 
     Other weights of the same model only warn: an adapter often works on a sibling checkpoint.
     """
-    made_for, given = adapter.record.base, marks_of(network, tokenizer)
+    made_for, given = record.base, marks_of(network, tokenizer)
     if made_for.architecture != given.architecture:
         raise InputError(
             f"this adapter was made for a model with {made_for.architecture}, but this one has "

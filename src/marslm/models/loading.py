@@ -23,10 +23,18 @@ from transformers import (
 from marslm.errors import InputError
 from marslm.models import short_names, tiny
 from marslm.models.a2d import authors_record, read_config
-from marslm.models.adapter import CONFIG_FILE, Adapter, check_adapter, merge, read_adapter
+from marslm.models.adapter import (
+    CONFIG_FILE,
+    Adapter,
+    check_adapter,
+    merge,
+    read_adapter,
+    read_adapter_record,
+)
 from marslm.models.calibration import Calibration, read_calibration
 from marslm.models.gguf import converted_folder
 from marslm.models.mask_token import check_mask_token, choose_mask_token
+from marslm.models.medusa import MedusaHeads, read_heads
 from marslm.models.record import FILE_NAME, MarsRecord, read_record
 from marslm.models.support import check_supported
 
@@ -36,9 +44,9 @@ class MarsModel:
     """A loaded model.
 
     network: the transformers model, a merged adapter folded in. adapter: the mask-only adapter,
-    which stays beside the weights. record: how the weights were trained for several tokens a
-    forward, None for a plain model. mask_token_id: the row that serves as [MASK] either way.
-    calibration: the thresholds measured for these weights, if any were.
+    which stays beside the weights. heads: Medusa's, the baseline. record: how the weights were
+    trained for several tokens a forward, None for a plain model. mask_token_id: the row that serves
+    as [MASK] either way. calibration: the thresholds measured for these weights, if any were.
     """
 
     name: str
@@ -47,6 +55,7 @@ class MarsModel:
     mask_token_id: int
     record: MarsRecord | None = None
     adapter: Adapter | None = None
+    heads: MedusaHeads | None = None
     calibration: Calibration | None = None
 
     @property
@@ -88,12 +97,16 @@ def load(
         dtype = torch.float32
     network, tokenizer, folder = _load_pair(name, dtype)
     record = read_record(folder) if folder and (folder / FILE_NAME).exists() else None
-    loaded = read_adapter(Path(adapter)) if adapter is not None else None
-    place = Path(adapter) if adapter is not None else folder
-    if loaded is not None:
-        check_adapter(loaded, network, tokenizer)
-        record = loaded.record
-        if record.mode == "lora":
+    place, loaded, heads = folder, None, None
+    if adapter is not None:
+        place = Path(adapter)
+        record = read_adapter_record(place)
+        check_adapter(record, network, tokenizer)
+        if record.mode == "medusa":
+            heads = read_heads(place, network)
+        else:
+            loaded = read_adapter(place)
+        if loaded is not None and record.mode == "lora":
             merge(loaded, network)
             loaded = None
     if record is not None:
@@ -104,7 +117,8 @@ def load(
     record = record or authors_record(network, tokenizer, mask_token_id)
     network = network.to(device).eval()  # type: ignore[arg-type]
     calibration = read_calibration(place) if place else None
-    return MarsModel(name, network, tokenizer, mask_token_id, record, loaded, calibration)
+    heads = heads.to(device) if heads is not None else None
+    return MarsModel(name, network, tokenizer, mask_token_id, record, loaded, heads, calibration)
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -22,7 +22,7 @@ from marslm.errors import InputError
 FILE_NAME = "mars.json"
 _SAMPLES = 32
 
-Mode: TypeAlias = Literal["full", "lora", "mask-only"]
+Mode: TypeAlias = Literal["full", "lora", "mask-only", "medusa"]
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class RowBatch:
 
 
 class Decoder:
-    """A model ready to decode; `forward` fills the cache and returns logits."""
+    """A model ready to decode; `hidden` fills the cache, `logits` says what its states say."""
 
     def __init__(self, model: MarsModel, *, max_length: int, pack: bool = True) -> None:
         """Take the weights of `model`, packed where that helps, and tabulate rotary angles."""
@@ -103,11 +103,8 @@ class Decoder:
         )
 
     @torch.inference_mode()
-    def forward(self, batch: RowBatch, cache: SlotCache) -> Tensor:
-        """Run all rows, store their keys and values, return logits [outputs, V].
-
-        [MASK]'s logit is -inf: it can never be generated.
-        """
+    def hidden(self, batch: RowBatch, cache: SlotCache) -> Tensor:
+        """Run all rows, store their keys and values, return the last states [outputs, hidden]."""
         x = self._embedding[batch.ids]
         if batch.masks is not None and self._mask_embedding is not None:
             x[batch.masks] = self._mask_embedding
@@ -120,7 +117,15 @@ class Decoder:
         for layer, write, past in zip(self._layers, writers, readers, strict=True):
             x += self._attention(layer, x, rotations, write, past, batch)
             x += self._mlp(layer, x, batch.masks)
-        logits = self._head(self._final_norm(x[batch.outputs]))
+        return self._final_norm(x[batch.outputs])
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [R, V] of states [R, hidden].
+
+        [MASK]'s is -inf: it can never be generated.
+        """
+        logits = self._head(hidden)
         logits[:, self._mask_token_id] = -torch.inf
         return logits
 

@@ -80,12 +80,21 @@ class Runner:
 
     def forward(self, works: list[Work]) -> list[Tensor]:
         """Return for each work the logits [wanted, V] of its last rows."""
+        return [logits for logits, _ in self.forward_with_hidden(works)]
+
+    def forward_with_hidden(self, works: list[Work]) -> list[tuple[Tensor, Tensor]]:
+        """Return for each work logits [wanted, V] of its last rows and the states behind them."""
         order = sorted(
             range(len(works)), key=lambda i: (len(works[i].tokens) > _WIDE, works[i].slot)
         )
         ordered = [works[i] for i in order]
-        logits = self._decoder.forward(self._lay_out(ordered), self._cache)
-        split = torch.split(logits, [work.wanted for work in ordered])
+        hidden = self._decoder.hidden(self._lay_out(ordered), self._cache)
+        wanted = [work.wanted for work in ordered]
+        split = zip(
+            torch.split(self._decoder.logits(hidden), wanted),
+            torch.split(hidden, wanted),
+            strict=True,
+        )
         parts = dict(zip(order, split, strict=True))
         return [parts[i] for i in range(len(works))]
 

@@ -112,5 +112,10 @@ class Strategy(ABC):
         The window may be shorter than proposed where the text nears its limit.
         """
 
+    def read_hidden(  # noqa: B027 - most look at logits alone
+        self, sequence: Sequence, hidden: Tensor
+    ) -> None:
+        """See the last hidden states [1 + len(window), H] behind the next `accept`."""
+
     def release(self, sequence: Sequence) -> None:  # noqa: B027 - most hold nothing
         """Let go of what is held for a request that has ended or goes on with another strategy."""

@@ -16,6 +16,7 @@ from marslm.strategies.draft_model import DraftModel, DraftModelMars
 from marslm.strategies.jacobi import Jacobi
 from marslm.strategies.lossless import Lossless, LosslessChain, LosslessTree
 from marslm.strategies.mars import Mars
+from marslm.strategies.medusa import Medusa
 from marslm.strategies.prompt_lookup import PromptLookup
 
 Factory: TypeAlias = Callable[[EngineFacts], Strategy]
@@ -32,6 +33,7 @@ _FACTORIES: dict[str, Factory] = {
     "prompt_lookup": PromptLookup,
     "draft_model": DraftModel,
     "draft_model-mars": DraftModelMars,
+    "medusa": Medusa,
 }
 
 

@@ -35,7 +35,7 @@ class TwoStreamData(Dataset[Item]):
         self._config = config
         lengths, targets = _sizes(examples)
         # An answer of one token has no place for a mask.
-        least = 2 if config.mode == "mask-only" else 1
+        least = 2 if config.mode in ("mask-only", "medusa") else 1
         useful = [index for index, count in enumerate(targets) if count >= least]
         self._groups = [[index] for index in useful]
         if config.packing:
@@ -65,7 +65,7 @@ class TwoStreamData(Dataset[Item]):
         config, example = self._config, self._examples[index]
         key = hash((config.seed, visit.number, index)) % 2**63
         draw = torch.Generator().manual_seed(key)
-        if config.objective == "ar":
+        if config.objective in ("ar", "medusa"):
             none = torch.zeros(0, dtype=torch.int64)
             return two_streams(example, none, config.block_size, config.form, draw)
         block_size = self._block_size(visit.step, draw)

@@ -20,7 +20,7 @@ from marslm.core.forms import (
 from marslm.errors import InputError
 from marslm.models.record import Mode
 
-ObjectiveName: TypeAlias = Literal["mars", "ar", "block_diffusion"]
+ObjectiveName: TypeAlias = Literal["mars", "ar", "block_diffusion", "medusa"]
 
 LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -29,9 +29,10 @@ LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 class TuneConfig:
     """Settings of one run; `for_mode` fills in what suits a mode.
 
-    mode: "full", "lora" (merged at load) or "mask-only" (the base model stays bit-identical).
-    objective: "mars", "ar" (plain SFT: stage 1, and the control of equal compute) or
-        "block_diffusion" (the paper's baseline).
+    mode: "full", "lora" (merged at load), "mask-only" (the base model stays bit-identical) or
+        "medusa" (heads beside a frozen model: the baseline).
+    objective: "mars", "ar" (plain SFT: stage 1, and the control of equal compute),
+        "block_diffusion" (the paper's baseline) or, in mode medusa, "medusa".
     block_size: B, the candidates of one step.
     block_start, attention, alignment, order: the form of a block; the defaults are MARS, the others
         its ablations.
@@ -85,7 +86,7 @@ class TuneConfig:
     def __post_init__(self) -> None:
         """Raise InputError for settings that cannot be run."""
         if self.mode not in get_args(Mode):
-            raise InputError(f"mode is {self.mode!r}: choose full, lora or mask-only")
+            raise InputError(f"mode is {self.mode!r}: choose {', '.join(get_args(Mode))}")
         if self.objective not in get_args(ObjectiveName):
             names = ", ".join(get_args(ObjectiveName))
             raise InputError(f"objective is {self.objective!r}: choose one of {names}")
@@ -138,6 +139,8 @@ class TuneConfig:
             )
         if self.mode == "mask-only" and self.form != MARS:
             raise InputError("mask-only trains MARS's own form of a block: use mode full or lora")
+        if (self.mode == "medusa") != (self.objective == "medusa"):
+            raise InputError("mode and objective medusa belong together: give both or neither")
         if self.mode == "mask-only" and self.objective != "mars":
             raise InputError(f"objective {self.objective} has no masks: use mode full or lora")
         if self.mode == "mask-only" and self.recompute:
@@ -189,6 +192,10 @@ _UNUSED: dict[str, tuple[str, ...]] = {
     "full": ("kl_weight", "rank"),
     "lora": ("kl_weight",),
     "mask-only": ("ar_weight", "balance_ar", "recompute"),
+    "medusa": (
+        *("ar_weight", "balance_ar", "recompute", "kl_weight", "rank"),
+        *("anchors", "random_window", "curriculum"),
+    ),
 }
 
 _PRESETS: dict[Mode, dict[str, object]] = {
@@ -200,6 +207,13 @@ _PRESETS: dict[Mode, dict[str, object]] = {
         "anchors": 48,
         "kl_weight": 0.5,
         "learning_rate": 8e-4,
+    },
+    # Medusa-1 (arXiv 2401.10774, section 2.2): a head's loss weighs 0.8 of the one before.
+    "medusa": {
+        "objective": "medusa",
+        "ar_weight": 0.0,
+        "distance_decay": 0.8,
+        "learning_rate": 1e-3,
     },
 }
 

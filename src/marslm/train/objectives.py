@@ -95,23 +95,28 @@ class Objective(nn.Module, ABC):
         hidden: Tensor = self._base.get_submodule("model")(**inputs).last_hidden_state
         return hidden
 
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def _logits(self, hidden: Tensor, head: nn.Module | None = None) -> Tensor:
         """Return logits [R, V] with [MASK] excluded."""
-        logits: Tensor = self._base.get_submodule("lm_head")(hidden).float()
+        logits: Tensor = (head or self._base.get_submodule("lm_head"))(hidden).float()
         logits[:, self._mask_token_id] = NEVER
         return logits
 
     def _losses(
-        self, loss: Callable[..., Tensor], hidden: Tensor, targets: Tensor, *more: Tensor
+        self,
+        loss: Callable[..., Tensor],
+        hidden: Tensor,
+        targets: Tensor,
+        *more: Tensor,
+        head: nn.Module | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return per-row losses and whether each argmax was right, both [R].
 
         loss: (logits, targets, *more) -> [rows], called on a few rows at a time, and again in the
-        backward pass.
+        backward pass. head: what makes logits of the states, by default the network's own.
         """
 
         def one_chunk(hidden: Tensor, targets: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
-            logits = self._logits(hidden)
+            logits = self._logits(hidden, head)
             return loss(logits, targets, *more), logits.detach().argmax(-1) == targets
 
         rows = max(1, _CHUNK // self._vocabulary)

@@ -18,14 +18,16 @@ from marslm.errors import InputError
 from marslm.files import is_writable_place
 from marslm.models.adapter import Adapter
 from marslm.models.loading import MarsModel
+from marslm.models.medusa import MedusaHeads
 from marslm.models.record import MarsRecord, marks_of
 from marslm.train.autoregressive import Autoregressive
 from marslm.train.batches import TwoStreamData
 from marslm.train.checkpoints import last_checkpoint
 from marslm.train.config import LORA_TARGETS, TuneConfig
 from marslm.train.events import Listener
+from marslm.train.medusa import Medusa
 from marslm.train.objectives import FrozenClean, Objective, TwoStream
-from marslm.train.saving import save_adapter, save_model
+from marslm.train.saving import save_adapter, save_heads, save_model
 from marslm.train.trainer import MarsTrainer, computes_in_bfloat16
 
 
@@ -74,7 +76,9 @@ def train(
     state = trainer.gathered_state()
     if not trainer.is_world_process_zero():
         return record
-    if isinstance(network, PeftModel):
+    if isinstance(objective, Medusa):
+        save_heads(objective.heads, record, folder)
+    elif isinstance(network, PeftModel):
         save_adapter(network, record, folder, state)
     else:
         save_model(network, model.tokenizer, record, folder, state)
@@ -130,7 +134,8 @@ def prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | Pef
     """Return the network with what is to be trained requiring gradients, and the objective."""
     # Frozen weights may be bfloat16 where that is fast; trained ones stay float32.
     narrow = computes_in_bfloat16(model.network)
-    dtype = torch.bfloat16 if narrow and config.mode == "mask-only" else torch.float32
+    frozen = config.mode in ("mask-only", "medusa")
+    dtype = torch.bfloat16 if narrow and frozen else torch.float32
     network = model.network.to(dtype)  # type: ignore[arg-type]
     for weight in network.parameters():
         # A decoder of the same network may have laid them out to suit itself.
@@ -140,6 +145,9 @@ def prepare(model: MarsModel, config: TuneConfig) -> tuple[PreTrainedModel | Pef
     if config.mode == "full":
         network.requires_grad_(True)
         return network, _objective(network, model.mask_token_id, config)
+    if config.mode == "medusa":
+        network.requires_grad_(False)
+        return network, _medusa(network, model.mask_token_id, config)
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         adapted = get_peft_model(network, _lora_config(model, config))
@@ -183,6 +191,12 @@ def _objective(network: PreTrainedModel | PeftModel, mask: int, config: TuneConf
         distance_decay=config.distance_decay,
         balance=config.balance_ar,
     )
+
+
+def _medusa(network: PreTrainedModel, mask: int, config: TuneConfig) -> Medusa:
+    own = network.get_output_embeddings().weight  # type: ignore[no-untyped-call]
+    heads = MedusaHeads(own.detach().float(), config.block_size - 1)
+    return Medusa(network, heads, mask, distance_decay=config.distance_decay)
 
 
 def _leave_inputs_narrow(network: PeftModel) -> None:

@@ -1,4 +1,4 @@
-"""Writes what a run trained: an adapter folder, or a whole model.
+"""Writes what a run trained: an adapter, Medusa heads, or a whole model.
 
 A folder counts as a result once its `mars.json` is there, and that comes last. Knows nothing about
 how they were trained.
@@ -17,6 +17,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from marslm import files
 from marslm.models.adapter import CONFIG_FILE, MASK_ONLY_PEFT_TYPE, WEIGHTS_FILE
+from marslm.models.medusa import WEIGHTS_FILE as HEADS_FILE
+from marslm.models.medusa import MedusaHeads
 from marslm.models.record import FILE_NAME, MarsRecord
 
 State: TypeAlias = "dict[str, Any] | None"
@@ -45,6 +47,16 @@ def save_adapter(network: PeftModel, record: MarsRecord, folder: Path, state: St
         files.write_text(draft / CONFIG_FILE, json.dumps(config, indent=1, sort_keys=True) + "\n")
         record.save(draft)
     _publish(folder / ".adapter", folder)
+
+
+def save_heads(heads: MedusaHeads, record: MarsRecord, folder: Path) -> None:
+    """Write Medusa heads, bfloat16, with `mars.json`."""
+    weights = {n: w.to(torch.bfloat16).contiguous().cpu() for n, w in heads.state_dict().items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.new_folder(folder / ".heads") as draft:
+        save_file(weights, draft / HEADS_FILE, metadata={"format": "pt"})
+        record.save(draft)
+    _publish(folder / ".heads", folder)
 
 
 def save_model(

@@ -65,6 +65,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "mask-only": {"mode": "mask-only", "kl_weight": 0.0},
     "mask-only-kl": {"mode": "mask-only", "kl_weight": 0.5},
     "block-diffusion": {"mode": "full", "objective": "block_diffusion", "block_size": 4},
+    "medusa": {"mode": "medusa", "block_size": 4},
 }
 """Rows of the report. mars is the paper's: a noisy copy of every answer token."""
 

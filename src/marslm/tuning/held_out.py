@@ -14,6 +14,7 @@ from marslm.engine.admission import trained_block
 from marslm.engine.api import Answer, room_for, run_all
 from marslm.engine.engine import Engine
 from marslm.models.loading import load
+from marslm.models.record import read_record
 from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.params import SamplingParams
 
@@ -24,6 +25,9 @@ WAYS = (
     SamplingParams(strategy="mars", tau=0.7),
 )
 """How held-out prompts are decoded."""
+
+MEDUSA_WAYS = (SamplingParams(strategy="ar"), SamplingParams(strategy="medusa"))
+"""How they are where heads were trained."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +66,13 @@ def measure_held_out(
     max_new_tokens: int = 128,
     slots: int = 8,
 ) -> list[HeldOutResult]:
-    """Decode `prompts` with the adapter or model in `folder`, greedily, in each of `WAYS`."""
-    if (folder / "adapter_config.json").exists():
-        model = load(model_name, adapter=folder)
-    else:
-        model = load(str(folder))
-    ways = [replace(way, max_new_tokens=max_new_tokens) for way in WAYS]
+    """Decode `prompts` with the adapter or model in `folder`, greedily, in each of its ways."""
+    whole = read_record(folder).mode == "full"
+    model = load(str(folder)) if whole else load(model_name, adapter=folder)
+    ways = [
+        replace(way, max_new_tokens=max_new_tokens)
+        for way in (WAYS if model.heads is None else MEDUSA_WAYS)
+    ]
     longest = max(map(len, prompts))
     engine = Engine(
         model,

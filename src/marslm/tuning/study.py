@@ -71,6 +71,9 @@ VARIANTS = (
         {"block_size": 4, "objective": "block_diffusion"},
         strategy="block_diffusion",
     ),
+    Variant(
+        "medusa-b4", {"block_size": 4, "learning_rate": 1e-3}, mode="medusa", strategy="medusa"
+    ),
     Variant("mask-only-b4", _mars(4, kl_weight=0.0, learning_rate=5e-3), mode="mask-only"),
     Variant("mask-only-b4-kl", _mars(4, kl_weight=0.5, learning_rate=5e-3), mode="mask-only"),
 )
@@ -124,7 +127,7 @@ def _trained(folder: Path, variant: Variant, seed: int) -> MarsModel:
     if not (place / "mars.json").exists():
         settings = {**_STAGE_2, **variant.settings, "seed": seed}
         _train(load(str(base)), place, variant.mode, settings)
-    return load(str(base), adapter=place) if variant.mode == "mask-only" else load(str(place))
+    return load(str(place)) if variant.mode == "full" else load(str(base), adapter=place)
 
 
 def _train(model: MarsModel, place: Path, mode: str, settings: dict[str, Any]) -> None:

@@ -60,8 +60,8 @@ class TuneJob:
 
     data: a file or Hub data set. rows: how many of its rows to train on. held_out: how many more,
     kept out of training, to measure on afterwards. answers: whose answers to learn; by default the
-    model's own for mask-only, which has to reproduce them, and the data's otherwise. turns: which
-    of the data's assistant turns to learn. from_adapter: a mask-only adapter whose weights the run
+    model's own for mask-only and medusa, which have to guess them, and the data's otherwise. turns:
+    which of the data's assistant turns to learn. from_adapter: a mask-only adapter that the run
     starts from.
     """
 
@@ -128,7 +128,7 @@ def _load(job: TuneJob) -> MarsModel:
 
 
 def _answers(job: TuneJob) -> AnswerSource:
-    return job.answers or ("self" if job.config.mode == "mask-only" else "gold")
+    return job.answers or ("self" if job.config.mode in ("mask-only", "medusa") else "gold")
 
 
 def _prepare(
