@@ -46,6 +46,10 @@ class Rows:
     def __len__(self) -> int:
         return int(self.position.shape[-1])
 
+    def to(self, device: torch.device) -> Rows:
+        """Return the same rows on a device."""
+        return Rows(*(getattr(self, field.name).to(device) for field in fields(self)))
+
 
 def clean_rows(length: int) -> Rows:
     """Return the rows of the clean stream x[0..length-1] of one text, each of shape [length]."""

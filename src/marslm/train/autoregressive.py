@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from marslm.core.losses import IGNORE, LossCounts
-from marslm.core.masks import dense_mask
 from marslm.core.streams import Rows, distance
 from marslm.train.objectives import Hits, Objective, cross_entropy
 
@@ -31,7 +30,7 @@ class Autoregressive(Objective):
             input_ids=batch["ids"],
             position_ids=clean.position,
             # Padding comes last, where no text sees it.
-            attention_mask=dense_mask(clean, clean) if packed else None,
+            attention_mask=self.attention.mask(clean) if packed else None,
             use_cache=False,
         )
         wanted = targets != IGNORE

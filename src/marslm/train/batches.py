@@ -90,15 +90,16 @@ def _sizes(examples: Sequence[Example]) -> tuple[list[int], list[int]]:
     return [len(e.ids) for e in examples], [sum(e.supervised) for e in examples]
 
 
-def collate(items: Sequence[Item]) -> Item:
+def collate(items: Sequence[Item], *, multiple: int = 1) -> Item:
     """Pad items to one batch [B, L] and [B, N]; rows become dicts, which the Trainer can move.
 
-    Padding rows belong to no text, predict nothing and start no block.
+    Padding rows belong to no text, predict nothing and start no block. multiple: what L and N are
+    rounded up to, so that there are few shapes.
     """
     return {
-        name: _pad_rows([item[name] for item in items])
+        name: _pad_rows([item[name] for item in items], multiple)
         if name in ("clean", "noisy")
-        else _pad([item[name] for item in items], _FILL.get(name, 0))
+        else _pad([item[name] for item in items], _FILL.get(name, 0), multiple)
         for name in items[0]
     }
 
@@ -106,13 +107,16 @@ def collate(items: Sequence[Item]) -> Item:
 _FILL = {"noisy_ids": HIDDEN, "clean_targets": IGNORE, "noisy_targets": IGNORE}
 
 
-def _pad_rows(streams: Sequence[Rows]) -> dict[str, Tensor]:
+def _pad_rows(streams: Sequence[Rows], multiple: int) -> dict[str, Tensor]:
     fill = {"document": PADDING}
     return {
-        field.name: _pad([getattr(s, field.name) for s in streams], fill.get(field.name, 0))
+        field.name: _pad(
+            [getattr(s, field.name) for s in streams], fill.get(field.name, 0), multiple
+        )
         for field in fields(Rows)
     }
 
 
-def _pad(tensors: list[Tensor], value: int) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
+def _pad(tensors: list[Tensor], value: int, multiple: int) -> Tensor:
+    padded = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
+    return torch.nn.functional.pad(padded, (0, -padded.shape[1] % multiple), value=value)

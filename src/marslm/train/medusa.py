@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from marslm.core.losses import IGNORE, LossCounts, distance_weights
-from marslm.core.masks import dense_mask
 from marslm.core.streams import Rows
 from marslm.models.medusa import MedusaHeads
 from marslm.train.objectives import Hits, Objective, cross_entropy
@@ -59,7 +58,7 @@ class Medusa(Objective):
         return self._hidden(
             input_ids=batch["ids"],
             position_ids=clean.position,
-            attention_mask=dense_mask(clean, clean) if packed else None,
+            attention_mask=self.attention.mask(clean) if packed else None,
             use_cache=False,
         )
 

@@ -26,8 +26,8 @@ from transformers import PreTrainedModel
 
 from marslm.core.forms import MARS, Form
 from marslm.core.losses import IGNORE, LossCounts, distance_weights, loss_parts
-from marslm.core.masks import dense_mask
 from marslm.core.streams import Rows, distance, join
+from marslm.train.attention import SDPA
 from marslm.train.balance import Balance
 from marslm.train.distillation import NEVER, distill_losses
 from marslm.train.gated import GatedModel
@@ -62,6 +62,8 @@ class Objective(nn.Module, ABC):
         self.network = network
         # Whoever shards a model asks it which of its modules are whole layers.
         self._no_split_modules = getattr(network, "_no_split_modules", None)
+        self.attention = SDPA
+        """What computes attention; `pick_attention` may know a faster one."""
         self._mask_token_id = mask_token_id
         self._most_rows = most_rows
         self._vocabulary: int = network.config.vocab_size
@@ -174,7 +176,7 @@ class TwoStream(Objective):
         hidden = self._hidden(
             input_ids=torch.cat([batch["ids"], self._noisy_ids(batch)], dim=1),
             position_ids=rows.position,
-            attention_mask=dense_mask(rows, rows, bidirectional=self._form.bidirectional),
+            attention_mask=self.attention.mask(rows, bidirectional=self._form.bidirectional),
             use_cache=False,
         )
         targets = torch.cat([batch["clean_targets"], batch["noisy_targets"]], dim=1)

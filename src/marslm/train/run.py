@@ -20,6 +20,7 @@ from marslm.models.adapter import Adapter
 from marslm.models.loading import MarsModel
 from marslm.models.medusa import MedusaHeads
 from marslm.models.record import MarsRecord, marks_of
+from marslm.train.attention import pick_attention
 from marslm.train.autoregressive import Autoregressive
 from marslm.train.batches import TwoStreamData
 from marslm.train.checkpoints import last_checkpoint
@@ -68,6 +69,8 @@ def train(
         training=training,
     )
     network, objective = prepare(model, config)
+    if config.mode != "mask-only":  # whose forward is written out
+        objective.attention = pick_attention(model.network)
     data = TwoStreamData(examples, config)
     # A mask-only run computes in the dtype of its frozen weights, with no autocast.
     narrow = computes_in_bfloat16(model.network) and config.mode != "mask-only"

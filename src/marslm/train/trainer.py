@@ -6,6 +6,7 @@ Adds nothing that the Trainer does itself. Knows nothing about decoding or where
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from transformers import (
 
 from marslm.core.losses import LossCounts
 from marslm.errors import InputError
+from marslm.train.attention import FLEX_ROWS
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.budget import Budget
 from marslm.train.checkpoints import (
@@ -81,7 +83,7 @@ class MarsTrainer(Trainer):
             model=objective,
             args=_arguments(config, self._budget, folder, bfloat16),
             train_dataset=data,
-            data_collator=collate,
+            data_collator=partial(collate, multiple=FLEX_ROWS if torch.cuda.is_available() else 1),
             callbacks=[self._budget, SaveByTime(config.checkpoint_minutes, self._budget)],
         )
         self._meter = Meter(config.most_rows + 1, self.args.device)
