@@ -118,3 +118,17 @@ def test_brackets_in_a_tokens_name_are_shown(
         result = cli("info", "-m", model_folder)
     assert result.code == 0
     assert "[bold]/[/x]" in result.out
+
+
+def test_narrower_weights_decode_and_are_reported(
+    cli: Cli, model_folder: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    draft = ("-s", "draft_model", "--draft-model", model_folder)
+    done = cli(
+        *("generate", "-m", model_folder, "Hi", "-n", 5, "--ignore-eos", "--quantize", "int8"),
+        *(*draft, "--json", report),
+    )
+    assert done.code == 0, done.err
+    row = json.loads(report.read_text())["rows"][0]
+    assert (row["quantize"], row["tokens"]) == ("int8", 5)

@@ -35,6 +35,10 @@ def test_prompts_of_a_file_are_answered_and_counted(cli: Cli, tmp_path: Path) ->
         ((), "nothing to answer"),
         (("--prompts", "missing.jsonl"), "no such file"),
         (("--self-prompts", "2", "--endpoint", "http://127.0.0.1:9/v1"), "does not answer"),
+        (
+            ("--self-prompts", "2", "--endpoint", "http://127.0.0.1:9/v1", "--quantize", "int8"),
+            "--quantize is for this process",
+        ),
     ],
 )
 def test_bad_input_is_one_line(

@@ -58,6 +58,7 @@ _COLUMNS = (
 def decode(
     model: options.Model = "smollm2",
     adapter: options.Adapter = None,
+    quantize: options.Quantize = "none",
     strategies: Annotated[
         str, typer.Option(help="Comma-separated; each takes its turn on every prompt.")
     ] = "ar,mars,lossless",
@@ -89,7 +90,7 @@ def decode(
         raise InputError("give at least one prompt and a batch of at least one")
     texts = read_prompts(data, count=prompts, data_folder=None)
     adapter = options.find_adapter(model, adapter)
-    loaded = load(model, adapter=adapter)
+    loaded = load(model, adapter=adapter, quantize=quantize)
     encoded = [
         EncodedPrompt(encode_prompt(loaded.tokenizer, text.messages), text.kind) for text in texts
     ]
@@ -99,11 +100,12 @@ def decode(
         params,
         batch=batch,
         longest_prompt=max(len(prompt.ids) for prompt in encoded),
-        draft=decoding.load_draft(),
+        draft=decoding.load_draft(quantize),
     )
     with bar("decoding", len(encoded)) as done:
         measured.run(encoded, done)
-    rows = [{**row, "model": model, "adapter": adapter} for row in measured.rows()]
+    given = {"model": model, "adapter": adapter, "quantize": quantize}
+    rows = [{**row, **given} for row in measured.rows()]
     print_rows(rows, _COLUMNS)
     if json is not None:
         write_report(json, rows)

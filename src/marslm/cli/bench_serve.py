@@ -35,6 +35,7 @@ _COLUMNS = (
 def serve(
     model: options.Model = "smollm2",
     adapter: options.Adapter = None,
+    quantize: options.Quantize = "none",
     strategies: Annotated[
         str, typer.Option(help="Comma-separated; each takes its turn at every load.")
     ] = "ar,mars,lossless",
@@ -77,7 +78,7 @@ def serve(
     fixed = {"max_tokens": max_new_tokens, "temperature": 0}
     rows: list[Row] = []
     with (
-        serving(_arguments(model, adapter, slots=max(counts))) as server,
+        serving(_arguments(model, adapter, quantize, slots=max(counts))) as server,
         bar("serving", len(names) * requests * sum(counts)) as done,
     ):
         for count in counts:
@@ -90,7 +91,8 @@ def serve(
                 before = sum(int(row["requests"] or 0) for row in rows)
                 load = Load(count, rate * count, requests * count)
                 run = measure(server.url, bodies, load, seed, lambda n, b=before: done(b + n))  # type: ignore[misc]
-                rows.append({**decoding, **asyncio.run(run), "model": model, "rate": load.rate})
+                given: Row = {"model": model, "quantize": quantize, "rate": load.rate}
+                rows.append({**decoding, **asyncio.run(run), **given})
     print_rows(rows, _COLUMNS)
     if json is not None:
         write_report(json, rows)
@@ -130,7 +132,7 @@ def soak(
     loaded = load(model, adapter=options.find_adapter(model, adapter))
     cases = known_cases(loaded, texts, max_new_tokens, seed)
     with (
-        serving(_arguments(model, adapter, slots=slots)) as server,
+        serving(_arguments(model, adapter, "none", slots=slots)) as server,
         bar("soaking", requests) as done,
     ):
         row = asyncio.run(
@@ -143,9 +145,10 @@ def soak(
         raise typer.Exit(1)
 
 
-def _arguments(model: str, adapter: str | None, *, slots: int) -> list[str]:
+def _arguments(model: str, adapter: str | None, quantize: str, *, slots: int) -> list[str]:
     named = [] if adapter is None else ["--adapter", adapter]
-    return ["--model", model, *named, "--slots", str(slots), "--max-waiting", "1000"]
+    given = ["--model", model, *named, "--quantize", quantize]
+    return [*given, "--slots", str(slots), "--max-waiting", "1000"]
 
 
 def _names(text: str) -> list[str]:

@@ -29,6 +29,7 @@ def calibrate(
     ],
     model: options.Model = "smollm2",
     adapter: options.Adapter = None,
+    quantize: options.Quantize = "none",
     prompts: Annotated[int, typer.Option(help="Rows to take; half fit, half check.")] = 64,
     max_new_tokens: options.MaxNewTokens = 96,
     rates: Annotated[
@@ -58,7 +59,7 @@ def calibrate(
     folder = Path(adapter or model).expanduser()
     if not folder.is_dir():
         raise InputError(f"there is no folder to write beside {model!r}: name an --adapter")
-    loaded = load(model, adapter=adapter)
+    loaded = load(model, adapter=adapter, quantize=quantize)
     chats = read_dialogues(data, rows=prompts, need_answers=False)
     with bar("calibrating", len(chats)) as done:
         calibration, rows, probes = run(
@@ -77,7 +78,8 @@ def calibrate(
 
         plot_reliability(reliability(probes), plot, loaded.name)
     if json is not None:
-        write_report(json, [{**row, "model": model, "adapter": adapter} for row in rows])
+        given = {"model": model, "adapter": adapter, "quantize": quantize}
+        write_report(json, [{**row, **given} for row in rows])
 
 
 def _read_rates(text: str) -> list[float]:

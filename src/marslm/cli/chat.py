@@ -38,6 +38,7 @@ _HELP = "/speed TAU, /lossless, /ar, /new, /quit"
 def chat(
     model: options.Model = "smollm2",
     adapter: options.Adapter = None,
+    quantize: options.Quantize = "none",
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
     strategy: options.Strategy = "lossless",
     decoding: Decoding = Decoding(),  # noqa: B008 - only its fields' defaults are used
@@ -48,9 +49,10 @@ def chat(
     from marslm.models.loading import load
 
     params = decoding.params()
-    loaded = load(model, adapter=options.find_adapter(model, adapter))
+    loaded = load(model, adapter=options.find_adapter(model, adapter), quantize=quantize)
     length = min(loaded.context_length, 4096)
-    engine = Engine(loaded, slots=1, max_length=length, draft=decoding.load_draft())
+    draft = decoding.load_draft(quantize)
+    engine = Engine(loaded, slots=1, max_length=length, draft=draft)
     params = _set_knob(engine, strategy, params)
     options.warn_if_untrained(loaded, strategy)
     console.print(f"[dim]{loaded.name}, {strategy}. {_HELP}[/dim]")

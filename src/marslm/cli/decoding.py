@@ -14,6 +14,7 @@ from marslm.cli.groups import panel_option
 
 if TYPE_CHECKING:
     from marslm.core.accept import Tau
+    from marslm.models.quantize import Quantize
     from marslm.runtime.params import SamplingParams
     from marslm.strategies.base import DraftSide
 
@@ -137,15 +138,16 @@ class Decoding:
         }
         return SamplingParams(**fields | others)
 
-    def load_draft(self) -> DraftSide | None:
-        """Load the second model, if one is named."""
+    def load_draft(self, quantize: Quantize) -> DraftSide | None:
+        """Load the second model, if one is named, its weights as narrow as the first one's."""
         from marslm.models.loading import load
         from marslm.strategies.base import DraftSide
 
         if self.draft_model is None:
             return None
         adapter = options.find_adapter(self.draft_model, self.draft_adapter)
-        return DraftSide(load(self.draft_model, adapter=adapter), self.draft_tau)
+        loaded = load(self.draft_model, adapter=adapter, quantize=quantize)
+        return DraftSide(loaded, self.draft_tau)
 
 
 def read_tau(text: str) -> Tau | str:

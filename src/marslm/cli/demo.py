@@ -13,6 +13,7 @@ import typer
 from marslm.cli import options
 
 if TYPE_CHECKING:
+    from marslm.models.quantize import Quantize
     from marslm.report import Row
     from marslm.tuning.demo import DemoResult
 
@@ -49,6 +50,7 @@ def demo(
         ),
     ] = "all",
     adapter: options.Adapter = None,
+    quantize: options.Quantize = "none",
     json: options.Json = None,
 ) -> None:
     """Train a tiny model from scratch, then decode it, and smollm2, in every way."""
@@ -61,7 +63,7 @@ def demo(
     if model in ("tiny", "all"):
         rows += _tiny()
     if model in ("smollm2", "all"):
-        rows += _smollm2(adapter, needed=model == "smollm2")
+        rows += _smollm2(adapter, quantize, needed=model == "smollm2")
     if json is not None:
         write_report(json, rows)
 
@@ -82,7 +84,7 @@ def _tiny() -> list[Row]:
     return rows
 
 
-def _smollm2(adapter: str | None, *, needed: bool) -> list[Row]:
+def _smollm2(adapter: str | None, quantize: Quantize, *, needed: bool) -> list[Row]:
     from marslm.cli.progress import bar
     from marslm.cli.render import console
     from marslm.errors import InputError
@@ -93,7 +95,7 @@ def _smollm2(adapter: str | None, *, needed: bool) -> list[Row]:
     try:
         if adapter is None:
             raise InputError("no adapter ships for smollm2: name one with --adapter DIR")
-        loaded = load("smollm2", adapter=adapter)
+        loaded = load("smollm2", adapter=adapter, quantize=quantize)
     except InputError as error:
         if needed:
             raise
@@ -102,7 +104,7 @@ def _smollm2(adapter: str | None, *, needed: bool) -> list[Row]:
     console.rule("smollm2: a real chat model")
     with bar("chat prompts", len(CHAT_PROMPTS)) as done:
         result = decode_chat(loaded, done)
-    return [{**row, "adapter": adapter} for row in _show(result, examples=2)]
+    return [{**row, "adapter": adapter, "quantize": quantize} for row in _show(result, examples=2)]
 
 
 def _show(result: DemoResult, examples: int) -> list[Row]:

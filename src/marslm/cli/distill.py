@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from marslm.distill.distill import DistillJob
     from marslm.distill.writers import Writer
+    from marslm.models.quantize import Quantize
 
 EXAMPLES = """
 [b]Examples[/b]
@@ -37,6 +38,7 @@ def distill(
         typer.Option("--output", "-o", help="Chat rows (.jsonl); what is there is kept."),
     ],
     model: options.Model = "smollm2",
+    quantize: options.Quantize = "none",
     prompts: Annotated[
         str | None, typer.Option(help="Prompts to answer: a file or a Hub data set.")
     ] = None,
@@ -83,23 +85,28 @@ def distill(
         temperature=temperature,
         seed=seed,
     )
-    writer, tokenizer = _writer(job, endpoint, slots)
+    writer, tokenizer = _writer(job, endpoint, slots, quantize)
     with DistillView() as view:
         report = run(job, writer, tokenizer, view)
         view.show_report(report)
     if json is not None:
-        write_report(json, [{"model": model, "output": str(output), **report.row()}])
+        write_report(
+            json, [{"model": model, "quantize": quantize, "output": str(output), **report.row()}]
+        )
 
 
 def _writer(
-    job: DistillJob, endpoint: str | None, slots: int
+    job: DistillJob, endpoint: str | None, slots: int, quantize: Quantize
 ) -> tuple[Writer, PreTrainedTokenizerBase]:
     """Return who writes, and the tokenizer of the model."""
     from marslm.distill.writers import EndpointWriter, EngineWriter
+    from marslm.errors import InputError
     from marslm.models.loading import load, load_tokenizer
 
     if endpoint is not None:
+        if quantize != "none":
+            raise InputError("--quantize is for this process: leave it out with --endpoint")
         tokenizer = load_tokenizer(job.model)
         return EndpointWriter(endpoint, job.model, concurrency=slots), tokenizer
-    model = load(job.model)
+    model = load(job.model, quantize=quantize)
     return EngineWriter(model, slots=slots, max_length=job.max_length), model.tokenizer

@@ -47,6 +47,7 @@ def generate(
     limit: Annotated[int | None, typer.Option(help="Take the first rows of the file only.")] = None,
     model: options.Model = "smollm2",
     adapter: options.Adapter = None,
+    quantize: options.Quantize = "none",
     strategy: options.Strategy = "lossless",
     decoding: Decoding = Decoding(),  # noqa: B008 - only its fields' defaults are used
     logprobs: Annotated[
@@ -66,13 +67,13 @@ def generate(
     params = decoding.params(strategy=strategy, logprobs=logprobs)
     chats = _read_chats(prompts or [], prompts_file, limit)
     adapter = options.find_adapter(model, adapter)
-    loaded = load(model, adapter=adapter)
+    loaded = load(model, adapter=adapter, quantize=quantize)
     encoded = [encode(loaded, chat.prompt) for chat in chats]
     engine = Engine(
         loaded,
         slots=1,
         max_length=room_for(loaded, max(map(len, encoded)), params),
-        draft=decoding.load_draft(),
+        draft=decoding.load_draft(quantize),
     )
     for chat, ids in zip(chats, encoded, strict=True):
         engine.check_prompt(ids, chat.source)  # all of them, before any is answered
@@ -126,6 +127,7 @@ def _settings(engine: Engine, params: SamplingParams) -> dict[str, str | int | f
         "tau": params.shown_tau if params.strategy == "mars" else None,
         "block": 1 if params.strategy == "ar" else block_of(engine.model, params),
         "temperature": params.temperature,
+        "quantize": engine.model.quantize,
     }
 
 

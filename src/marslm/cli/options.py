@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
@@ -31,6 +31,14 @@ Adapter: TypeAlias = Annotated[
         "-a",
         metavar="DIR|none",
         help="Adapter folder; without it, smollm2 uses the one that ships, if there is one.",
+    ),
+]
+
+Quantize: TypeAlias = Annotated[
+    Literal["none", "bf16", "int8"],
+    typer.Option(
+        "--quantize",
+        help="Weights to decode with on a CPU: narrower ones are read faster.",
     ),
 ]
 

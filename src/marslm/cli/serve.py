@@ -76,6 +76,7 @@ def serve(
     load: Load,
     model: options.Model = "smollm2",
     adapter: options.Adapter = None,
+    quantize: options.Quantize = "none",
     strategy: options.Strategy = "lossless",
     tau: options.Tau = 0.9,
     name: Annotated[
@@ -96,7 +97,7 @@ def serve(
 
     config = _config(name or model, network, load)
     log_to_stderr(log_level)
-    loaded = loading.load(model, adapter=options.find_adapter(model, adapter))
+    loaded = loading.load(model, adapter=options.find_adapter(model, adapter), quantize=quantize)
     options.warn_if_untrained(loaded, strategy)
     engine = Engine(loaded, slots=load.slots, max_length=load.max_length)
     engine.speed.strategy, engine.speed.tau = strategy, tau

@@ -35,6 +35,7 @@ from marslm.models.calibration import Calibration, read_calibration
 from marslm.models.gguf import converted_folder
 from marslm.models.mask_token import check_mask_token, choose_mask_token
 from marslm.models.medusa import MedusaHeads, read_heads
+from marslm.models.quantize import Quantize, check_quantize
 from marslm.models.record import FILE_NAME, MarsRecord, read_record
 from marslm.models.support import check_supported
 
@@ -47,6 +48,7 @@ class MarsModel:
     which stays beside the weights. heads: Medusa's, the baseline. record: how the weights were
     trained for several tokens a forward, None for a plain model. mask_token_id: the row that serves
     as [MASK] either way. calibration: the thresholds measured for these weights, if any were.
+    quantize: how decoders store the weights; the network's own stay as they are.
     """
 
     name: str
@@ -57,6 +59,7 @@ class MarsModel:
     adapter: Adapter | None = None
     heads: MedusaHeads | None = None
     calibration: Calibration | None = None
+    quantize: Quantize = "none"
 
     @property
     def context_length(self) -> int:
@@ -79,6 +82,7 @@ def load(
     mask_token_id: int | None = None,
     dtype: torch.dtype | None = None,
     device: str | torch.device | None = None,
+    quantize: Quantize = "none",
 ) -> MarsModel:
     """Load a model and, if named, an adapter.
 
@@ -88,11 +92,14 @@ def load(
         mask_token_id: the [MASK] row of a model that has none recorded; chosen if not given.
         dtype: default float32 on a CPU, else the checkpoint's own.
         device: default the GPU if there is one.
+        quantize: on a CPU, decode with bf16 or int8 weights: faster, and nearly as exact.
 
     Raises:
-        InputError: unknown or unsupported model, an adapter made for another, a bad mask id.
+        InputError: unknown or unsupported model, an adapter made for another, a bad mask id, a
+            quantize that this device cannot run.
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    check_quantize(quantize, device, dtype)
     if dtype is None and device.type == "cpu":
         dtype = torch.float32
     network, tokenizer, folder = _load_pair(name, dtype)
@@ -118,7 +125,17 @@ def load(
     network = network.to(device).eval()  # type: ignore[arg-type]
     calibration = read_calibration(place) if place else None
     heads = heads.to(device) if heads is not None else None
-    return MarsModel(name, network, tokenizer, mask_token_id, record, loaded, heads, calibration)
+    return MarsModel(
+        name,
+        network,
+        tokenizer,
+        mask_token_id,
+        record=record,
+        adapter=loaded,
+        heads=heads,
+        calibration=calibration,
+        quantize=quantize,
+    )
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:

@@ -1,4 +1,4 @@
-"""Linear layers for inference: oneDNN-packed weights where they help, plain ones elsewhere.
+"""Linear layers for inference: oneDNN-packed or narrower weights, plain ones elsewhere.
 
 On a CPU a plain float32 linear costs about twice as much at 4 rows as at 1; with packed weights the
 cost is nearly flat, which is what makes several tokens per forward cheap. Knows nothing about what
@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+
+from marslm.models.quantize import Quantize, make_bf16_linear, make_int8_linear
 
 Linear: TypeAlias = Callable[[Tensor], Tensor]
 """x [rows, in] -> [rows, out]."""
@@ -36,8 +38,17 @@ def can_pack(weight: Tensor) -> bool:
     )
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None, *, pack: bool) -> Linear:
-    """Return x -> x @ weight.T + bias; `weight` [out, in] is packed if `pack` and if possible."""
+def make_linear(
+    weight: Tensor, bias: Tensor | None = None, *, pack: bool, quantize: Quantize = "none"
+) -> Linear:
+    """Return x -> x @ weight.T + bias for `weight` [out, in].
+
+    It is packed if `pack` and if possible; narrower weights always are.
+    """
+    if quantize == "bf16":
+        return make_bf16_linear(weight, bias)
+    if quantize == "int8":
+        return make_int8_linear(weight, bias)
     plain = _make_plain(weight, bias)
     if not (pack and can_pack(weight)):
         return plain

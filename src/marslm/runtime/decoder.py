@@ -65,7 +65,7 @@ class Decoder:
     """A model ready to decode; `hidden` fills the cache, `logits` says what its states say."""
 
     def __init__(self, model: MarsModel, *, max_length: int, pack: bool = True) -> None:
-        """Take the weights of `model`, packed where that helps, and tabulate rotary angles."""
+        """Take the weights of `model`, packed or narrowed, and tabulate rotary angles."""
         network, config = model.network, model.network.config
         body = network.get_submodule("model")
         head = network.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -80,9 +80,11 @@ class Decoder:
         self._mask_token_id = model.mask_token_id
         self._embedding = weight_of(network.get_input_embeddings())
         self._final_norm = make_norm(body.get_submodule("norm"), config.rms_norm_eps)
-        self._head = make_linear(head.weight.detach(), pack=pack)
+        self._head = make_linear(head.weight.detach(), pack=pack, quantize=model.quantize)
         self._layers = [
-            build_layer(body, index, model.adapter, config.rms_norm_eps, pack)
+            build_layer(
+                body, index, model.adapter, config.rms_norm_eps, pack, quantize=model.quantize
+            )
             for index in range(config.num_hidden_layers)
         ]
         self._mask_embedding = (

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from marslm.models.adapter import Adapter, LowRank
 from marslm.models.packed import Linear, make_linear
+from marslm.models.quantize import Quantize
 
 RowIndex: TypeAlias = "slice | Tensor"
 """Rows of a batch: a slice where they follow one another, since that gives views."""
@@ -77,7 +78,12 @@ class Layer:
 
 
 def build_layer(
-    body: nn.Module, index: int, adapter: Adapter | None, epsilon: float, pack: bool
+    body: nn.Module,
+    index: int,
+    adapter: Adapter | None,
+    epsilon: float,
+    pack: bool,
+    quantize: Quantize,
 ) -> Layer:
     """Return layer `index` of a transformers `body`, whose linears become views of fused ones."""
 
@@ -89,7 +95,8 @@ def build_layer(
         updates = (adapter.updates if adapter else {}).get
         found = [updates(f"model.layers.{index}.{name}") for name in names]
         weight, bias = _fuse_weights(linears)
-        return Projection(make_linear(weight, bias, pack=pack), _fuse_updates(linears, found))
+        linear = make_linear(weight, bias, pack=pack, quantize=quantize)
+        return Projection(linear, _fuse_updates(linears, found))
 
     def norm(name: str) -> Norm:
         return make_norm(module(name), epsilon)

@@ -1,0 +1,111 @@
+"""Narrower weights for decoding on a CPU: bfloat16, and int8 with rows quantised as they come.
+
+Decoding a few rows reads every weight once, so half or a quarter of the bytes is up to half or a
+quarter of the time. In int8 a row's result depends, bit for bit, on nothing but the row: its levels
+follow from its own largest value, and sums of int8 products are exact in int32. So [MASK] rows
+cannot change the others. In bfloat16 oneDNN may add in another order for another number of rows,
+and results may differ by a rounding. Knows nothing about what the layers belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from marslm.errors import InputError
+
+Quantize: TypeAlias = Literal["none", "bf16", "int8"]
+"""How weights are stored for decoding; "none" keeps the dtype that was loaded."""
+
+# Blocking is chosen for this many rows; the layout then serves any number of them.
+_TYPICAL_ROWS = 16
+
+_ROW_LEVELS = 127
+"""Levels of a row to each side of zero."""
+
+_SMALLEST_STEP = 1e-20
+"""Keeps a row of zeros from being divided by zero; added to a row's step between levels."""
+
+
+def weight_levels(vnni: bool) -> int:
+    """Return the levels of a weight to each side of zero: 7 bits without VNNI instructions.
+
+    Without them the CPU adds two products of an unsigned and a signed byte in 16 bits, saturating:
+    2 * 255 * 63 fits, 2 * 255 * 127 does not.
+    """
+    return 127 if vnni else 63
+
+
+def check_quantize(quantize: str, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Raise InputError for a kind that does not exist or cannot run on `device` from `dtype`."""
+    kinds = get_args(Quantize)
+    if quantize not in kinds:
+        raise InputError(f"unknown quantize {quantize!r}: choose {', '.join(kinds)}")
+    if quantize == "none":
+        return
+    if device.type != "cpu":
+        raise InputError(
+            f"quantize {quantize} is for a CPU, and this model goes to {device.type}: leave it "
+            "out, or give device cpu"
+        )
+    if dtype not in (None, torch.float32):
+        raise InputError(f"quantize {quantize} starts from float32, not {dtype}: leave dtype out")
+    if not _runs(quantize):
+        raise InputError(
+            f"quantize {quantize} is not supported by this machine's CPU or torch build: choose "
+            "none"
+        )
+
+
+def _runs(quantize: str) -> bool:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if quantize == "bf16":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return hasattr(torch.ops.onednn, "qlinear_pointwise")
+
+
+def make_bf16_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Return x -> x @ weight.T + bias in bfloat16 with float32 sums; x and the result are float32.
+
+    weight: [out, in]. The result is rounded to bfloat16 on the way.
+    """
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16().contiguous(), _TYPICAL_ROWS)
+    narrow_bias = None if bias is None else bias.bfloat16()
+    product = torch.ops.mkldnn._linear_pointwise.default
+
+    def linear(x: Tensor) -> Tensor:
+        narrow: Tensor = product(x.bfloat16(), packed, narrow_bias, "none", [], "")
+        return narrow.float()
+
+    return linear
+
+
+def make_int8_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Return x -> x @ weight.T + bias with int8 weights and rows; x and the result are float32.
+
+    weight: [out, in], quantised symmetrically for each output. Each row of x [rows, in] is
+    quantised by its own largest value.
+    """
+    steps = weight.abs().amax(dim=1).clamp_(min=_SMALLEST_STEP)
+    steps /= weight_levels(torch.cpu._is_vnni_supported())
+    # Packing ignores strides, and fused weights lie transposed.
+    levels = weight.div(steps[:, None]).round_().to(torch.int8).contiguous()
+    packed = torch.ops.onednn.qlinear_prepack(levels, [_TYPICAL_ROWS, weight.shape[1]])
+    zeros = torch.zeros(len(weight), dtype=torch.int64)
+    product = torch.ops.onednn.qlinear_pointwise.default
+    smallest = torch.tensor(_SMALLEST_STEP)
+    kind = torch.float32
+
+    def linear(x: Tensor) -> Tensor:
+        largest = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
+        row_steps = torch.add(smallest, largest, alpha=1 / _ROW_LEVELS)
+        rows = x.div(row_steps).round_().to(torch.int8)
+        y: Tensor = product(rows, 1.0, 0, packed, steps, zeros, None, 1.0, 0, kind, "none", [], "")
+        y.mul_(row_steps)
+        return y if bias is None else y.add_(bias)
+
+    return linear
