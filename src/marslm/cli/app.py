@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from marslm._version import __version__
-from marslm.cli import bench, calibrate, chat, demo, distill, generate, info, plot, serve, tune
+from marslm.cli import bench, calibrate, chat, demo, distill, export, generate, info, plot, serve, tune
 from marslm.errors import InputError
 
 _EXTRAS = {
@@ -51,6 +51,7 @@ app.command(epilog=tune.EXAMPLES)(tune.tune)
 app.command(epilog=distill.EXAMPLES)(distill.distill)
 app.command(epilog=plot.EXAMPLES)(plot.plot)
 app.command(epilog=calibrate.EXAMPLES)(calibrate.calibrate)
+app.command(epilog=export.EXAMPLES)(export.export)
 app.command(epilog=generate.EXAMPLES)(generate.generate)
 app.command(epilog=chat.EXAMPLES)(chat.chat)
 app.command(epilog=serve.EXAMPLES)(serve.serve)

@@ -1,0 +1,1 @@
+"""Other engines that MARS runs inside."""

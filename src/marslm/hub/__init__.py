@@ -1,0 +1,1 @@
+"""What leaves the project: checkpoints for other engines."""
