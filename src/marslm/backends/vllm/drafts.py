@@ -63,7 +63,13 @@ def own_drafts(window: ListOf[int], proposed: ListOf[int], mask_token_id: int) -
 
 
 def force(logits: Tensor, rows: ListOf[int], tokens: ListOf[int]) -> None:
-    """Leave one token possible in each of the given rows [R, V], in place."""
+    """Leave one token possible in each of the given rows [R, V], in place.
+
+    A token that a request has ruled out (by `min_tokens`, say) stays impossible: such a row is left
+    as it is, so the draft is verified and rejected.
+    """
     index = torch.tensor(rows, dtype=torch.long, device=logits.device)
-    logits[index] = -torch.inf
-    logits[index, torch.tensor(tokens, dtype=torch.long, device=logits.device)] = 0
+    wanted = torch.tensor(tokens, dtype=torch.long, device=logits.device)[:, None]
+    before = logits[index]
+    alone = torch.full_like(before, -torch.inf).scatter_(1, wanted, 0)
+    logits[index] = torch.where(before.gather(1, wanted).isneginf(), before, alone)

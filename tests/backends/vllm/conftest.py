@@ -1,0 +1,77 @@
+"""Engines in processes of their own, prompts, and the smollm2 folder and adapter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marslm.models.loading import load_tokenizer
+from marslm.models.short_names import shipped_adapter, smollm2_folder
+
+ROOT = Path(__file__).parents[3]
+PROPOSER = "marslm.backends.vllm.v1.MarsProposer"
+Run = Callable[..., list[Any]]
+
+
+@pytest.fixture(scope="session")
+def run_engine(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return a function that starts an engine, does the calls, and returns their results."""
+
+    def run(engine: dict[str, Any], *calls: dict[str, Any]) -> list[Any]:
+        folder = tmp_path_factory.mktemp("engine")
+        job, out = folder / "job.json", folder / "out.json"
+        job.write_text(json.dumps({"engine": engine, "calls": calls}))
+        script = Path(__file__).with_name("engine.py")
+        done = subprocess.run(
+            [sys.executable, str(script), str(job), str(out)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-6000:]
+        results: list[Any] = json.loads(out.read_text())
+        return results
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> dict[str, Any]:
+    """Engine settings of plain vLLM with smollm2."""
+    return {"model": str(smollm2_folder())}
+
+
+@pytest.fixture(scope="session")
+def mars(smollm2: dict[str, Any]) -> dict[str, Any]:
+    """Engine settings of MARS with smollm2 and the adapter that ships."""
+    return {
+        **smollm2,
+        "speculative_config": {
+            "method": "custom_class",
+            "model": PROPOSER,
+            "num_speculative_tokens": 8,
+        },
+        "additional_config": {"mars": {"adapter": str(shipped_adapter("smollm2"))}},
+    }
+
+
+@pytest.fixture(scope="session")
+def prompts() -> list[list[int]]:
+    """Fifty chat prompts of different lengths."""
+    topics = (ROOT / "recipes" / "smollm2-135m" / "topics.txt").read_text().splitlines()[:50]
+    forms = ("What is {}?", "Explain {} to a child in three sentences.", "List facts about {}.")
+    tokenizer = load_tokenizer("smollm2")
+    return [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": forms[i % 3].format(topic)}],
+            add_generation_prompt=True,
+            return_dict=False,
+        )
+        for i, topic in enumerate(topics)
+    ]

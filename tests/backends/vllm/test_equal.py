@@ -1,0 +1,147 @@
+"""What is written inside vLLM, against vLLM's own greedy decoding and a reference without a cache.
+
+float32 on both sides. A step with several rows rounds differently from one with a single row, so a
+tie between two tokens could in principle fall the other way; none does on these prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from marslm.models.loading import MarsModel, load
+from marslm.models.short_names import shipped_adapter
+from marslm.runtime.decoder import Decoder
+from marslm.runtime.runner import Runner, Work
+from marslm.runtime.window import Window
+
+pytestmark = pytest.mark.vllm
+
+Run = Callable[..., list[Any]]
+TOKENS = 32
+GREEDY = {"max_tokens": TOKENS}
+LONG = {"max_tokens": 400}
+
+
+def with_mars(mode: str, **settings: Any) -> dict[str, Any]:
+    extra = {"mars_mode": mode, **{f"mars_{key}": value for key, value in settings.items()}}
+    return {**GREEDY, "extra_args": extra}
+
+
+def ids(answers: list[Any]) -> list[list[int]]:
+    return [each[0]["ids"] for each in answers]
+
+
+@pytest.fixture(scope="module")
+def plain(run_engine: Run, smollm2: dict[str, Any], prompts: list[list[int]]) -> list[list[int]]:
+    """What vLLM writes without MARS, sixteen requests at once."""
+    engine = {**smollm2, "max_num_seqs": 16, "enable_prefix_caching": False}
+    (answers,) = run_engine(engine, {"prompts": prompts, "params": [GREEDY]})
+    return ids(answers)
+
+
+def test_lossless_is_vllms_own_greedy(
+    run_engine: Run, mars: dict[str, Any], prompts: list[list[int]], plain: list[list[int]]
+) -> None:
+    """Sixteen at once, twice, so that the second time prefixes come from the cache."""
+    call = {"prompts": prompts, "params": [GREEDY]}
+    modes = [with_mars("off"), with_mars("lossless"), with_mars("tau", tau=1.0), GREEDY]
+    modes += [with_mars("lossless", tau=0.5, window=3)]
+    first, second, mixed, counts = run_engine(
+        {**mars, "max_num_seqs": 16, "enable_prefix_caching": True},
+        call,
+        call,
+        {"prompts": prompts, "params": modes},
+        {"do": "counters"},
+    )
+    assert ids(first) == plain
+    assert ids(second) == plain
+    assert ids(mixed) == plain
+    assert counts["accepted"] > 200
+    assert counts["tokens_per_forward"] > 1.1
+
+
+def test_one_at_a_time_without_a_prefix_cache(
+    run_engine: Run, mars: dict[str, Any], prompts: list[list[int]], plain: list[list[int]]
+) -> None:
+    (answers,) = run_engine(
+        {**mars, "enable_prefix_caching": False},
+        {"prompts": prompts, "params": [GREEDY], "together": False},
+    )
+    assert ids(answers) == plain
+
+
+def test_under_pressure(
+    run_engine: Run, smollm2: dict[str, Any], mars: dict[str, Any], prompts: list[list[int]]
+) -> None:
+    """Small blocks, prompts read in pieces, preemption, and answers up to the length limit."""
+    tight = {
+        "block_size": 32,
+        "max_model_len": 96,
+        "max_num_seqs": 12,
+        "max_num_batched_tokens": 48,
+        "num_gpu_blocks_override": 18,
+        "enable_prefix_caching": True,
+        "disable_log_stats": False,
+    }
+    off = {**LONG, "extra_args": {"mars_mode": "off"}}
+    lossless, one = LONG, {**LONG, "extra_args": {"mars_mode": "tau", "mars_tau": 1}}
+    some = prompts[:24]
+    (wanted,) = run_engine({**smollm2, **tight}, {"prompts": some, "params": [LONG]})
+    found, mixed, preempted = run_engine(
+        {**mars, **tight},
+        {"prompts": some, "params": [lossless]},
+        {"prompts": some, "params": [off, lossless, one]},
+        {"do": "preemptions"},
+    )
+    assert ids(found) == ids(wanted)
+    assert ids(mixed) == ids(wanted)
+    assert preempted > 0
+    assert {each[0]["finish"] for each in wanted} >= {"length"}
+
+
+@pytest.fixture(scope="module")
+def model() -> MarsModel:
+    return load("smollm2", adapter=shipped_adapter("smollm2"))
+
+
+def reference(model: MarsModel, prompt: list[int], tau: float, masks: int) -> list[int]:
+    """Return what the paper's decoding writes when every step reads the whole text anew.
+
+    As in the plugin, the step that reads the prompt carries no masks.
+    """
+    decoder = Decoder(model, max_length=256)
+    runner = Runner(decoder, decoder.new_cache(1), model.mask_token_id)
+    text, window = list(prompt), Window()
+    while len(text) < len(prompt) + TOKENS:
+        (logits,) = runner.forward([Work(0, 0, text, window, 1 + len(window))])
+        logits[:, model.mask_token_id] = -torch.inf
+        confidence, candidates = logits.softmax(-1).max(-1)
+        count = 1
+        while count < len(candidates) and confidence[count] >= tau:
+            count += 1
+        new = candidates[:count].tolist()
+        for token in new:
+            text.append(token)
+            if token in model.end_token_ids:
+                return text[len(prompt) :][:TOKENS]
+        window = Window([model.mask_token_id] * masks)
+    return text[len(prompt) :][:TOKENS]
+
+
+def test_tau_is_the_papers_decoding(
+    run_engine: Run,
+    mars: dict[str, Any],
+    prompts: list[list[int]],
+    plain: list[list[int]],
+    model: MarsModel,
+) -> None:
+    some, settings = prompts[:20], [with_mars("tau", tau=0.5), with_mars("tau", tau=0.3, window=3)]
+    (answers,) = run_engine({**mars, "max_num_seqs": 8}, {"prompts": some, "params": settings})
+    shapes = [(0.5, 4), (0.3, 2)]
+    wanted = [reference(model, each, *shapes[i % 2]) for i, each in enumerate(some)]
+    assert ids(answers) == wanted
+    assert ids(answers) != plain[:20]
