@@ -79,6 +79,8 @@ def test_usage_in_a_stream_comes_when_asked_for_alone(server: Running) -> None:
         {"strategy": "lossless-chain", "block": 2},
         {"strategy": "mars", "tau": 0.3},
         {"strategy": "mars", "tau": 0.3, "block": 2},
+        {"strategy": "mars", "tau": [0.3, 0.9, 1.0]},
+        {"strategy": "jacobi", "block": "full"},
     ],
     ids=str,
 )
@@ -92,7 +94,8 @@ def test_each_request_may_choose_how_it_decodes(
         max_tokens=24,
         extra_body={"marslm": settings},
     )
-    wanted = solo(fitted_model, offline.prompt_ids, replace(PARAMS, **settings))
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+    wanted = solo(fitted_model, offline.prompt_ids, replace(PARAMS, **fields))
     assert answer.choices[0].message.content == wanted.text
     assert answer.usage is not None
     assert answer.usage.forwards == len(wanted.runs)  # type: ignore[attr-defined]

@@ -9,7 +9,7 @@ import pytest
 
 from marslm.engine.speed import SpeedKnob
 from marslm.errors import InputError
-from marslm.serve.policy import LoadPolicy, PaceMeter, Target, parse_target, tau_dial
+from marslm.serve.policy import LoadPolicy, PaceMeter, Target, block_dial, parse_target, tau_dial
 from serve.conftest import Running, Serve, chat, wait_for
 
 
@@ -23,7 +23,7 @@ def runs_of(line: str) -> int | None:
 def test_the_knob_shows_and_turns(server: Running) -> None:
     with server.http as http:
         before = http.get("/v1/speed").json()
-        assert before == {"strategy": "lossless-chain", "tau": 0.9, "policy": None}
+        assert before == {"strategy": "lossless-chain", "tau": 0.9, "block": 4, "policy": None}
         turned = http.put("/v1/speed", json={"tau": 0.4}).json()
         assert turned == {**before, "tau": 0.4}
         assert http.put("/v1/speed", json={"strategy": "mars"}).json()["strategy"] == "mars"
@@ -31,7 +31,11 @@ def test_the_knob_shows_and_turns(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [{"tau": 0}, {"tau": 2}, {"tau": "x"}, {"strategy": "warp"}, {"speed": 1}]
+    "body",
+    [
+        *({"tau": 0}, {"tau": 2}, {"tau": "x"}, {"strategy": "warp"}, {"speed": 1}),
+        *({"block": 0}, {"block": 5}, {"block": "full"}, {"block": 5, "tau": 0.3}),
+    ],
 )
 def test_a_bad_turn_changes_nothing(server: Running, body: dict[str, Any]) -> None:
     with server.http as http:
@@ -132,6 +136,40 @@ def test_the_tau_dial() -> None:
         tau_dial(knob, 0.9, 0.5)
 
 
+def test_the_block_dial() -> None:
+    knob = SpeedKnob()
+    dial = block_dial(knob, 4)
+    assert list(dial.values) == [4, 3, 2, 1]
+    dial.set(dial.values[-1])
+    assert knob.block == 1
+
+
+def test_in_lossless_mode_load_moves_the_window_and_the_answers_stay(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marslm.serve.speed.INTERVAL", 0.01)
+    with serve(slots=1, target=parse_target("queue=1")) as server:
+        server.engine.speed.strategy = "lossless-chain"
+        alone = server.post("/v1/chat/completions", chat(max_tokens=100)).json()
+        body = chat(max_tokens=200, ignore_eos=True, stream=True)
+        with server.http as http:
+            streams = [http.stream("POST", "/v1/chat/completions", json=body) for _ in range(4)]
+            for stream in streams:
+                stream.__enter__()
+            wait_for(lambda: server.engine.speed.block == 1)
+            assert http.get("/v1/speed").json()["block"] == 1
+            loaded = http.post("/v1/chat/completions", json=chat(max_tokens=100)).json()
+            for stream in streams:
+                stream.__exit__(None, None, None)
+            server.wait_until_idle()
+            wait_for(lambda: server.engine.speed.block == 4)
+            server.engine.speed.block = 2
+            http.put("/v1/speed", json={"strategy": "mars"})
+            wait_for(lambda: server.engine.speed.block == 4)
+    content = [each["choices"][0]["message"]["content"] for each in (alone, loaded)]
+    assert content[0] == content[1]
+
+
 def test_load_turns_the_knob_and_its_end_turns_it_back(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +180,7 @@ def test_load_turns_the_knob_and_its_end_turns_it_back(
         body = chat(max_tokens=200, ignore_eos=True, stream=True)
         with server.http as http:
             speed = http.get("/v1/speed").json()
-            assert speed == {"strategy": "mars", "tau": 0.8, "policy": "queue=1"}
+            assert speed == {"strategy": "mars", "tau": 0.8, "block": 4, "policy": "queue=1"}
             streams = [http.stream("POST", "/v1/chat/completions", json=body) for _ in range(4)]
             for stream in streams:
                 stream.__enter__()

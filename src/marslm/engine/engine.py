@@ -130,6 +130,12 @@ class Engine:
         return bool(self._scheduler.waiting or self._scheduler.running)
 
     @property
+    def largest_block(self) -> int:
+        """B of requests that set none, where masks are read: the trained one, or the knob's."""
+        trained = trained_block(self.model)
+        return min(trained, self.speed.block or trained)
+
+    @property
     def waiting(self) -> int:
         """How many requests have no slot yet."""
         return len(self._scheduler.waiting)
@@ -215,6 +221,8 @@ class Engine:
             self._release(sequence)
             sequence.strategy = name
         block = block_of(self.model, params)
+        if params.block is None and self._strategy(name).reads_masks:
+            block = self.largest_block
         assert not isinstance(params.tau, str)  # resolved when it came in
         tau = self.speed.tau if params.tau is None else params.tau
         return _Plan(sequence, chunk, self._strategy(name), StepSettings(block, tau, rows))

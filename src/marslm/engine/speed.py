@@ -1,4 +1,4 @@
-"""The live speed knob: the strategy and tau of requests that set none of their own.
+"""The live speed knob: the strategy, tau and B of requests that set none of their own.
 
 Read at every step, so turning it works in the middle of an answer. Knows nothing about who turns
 it.
@@ -15,17 +15,23 @@ from marslm.strategies.registry import check_strategy
 
 @dataclass
 class SpeedKnob:
-    """Defaults that may change while requests run; assignments are checked."""
+    """Defaults that may change while requests run; assignments are checked.
+
+    block: the largest B of strategies that read masks; None is the trained one.
+    """
 
     strategy: str = "lossless"
     tau: float = 0.9
+    block: int | None = None
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Refuse an unknown strategy and a tau outside (0, 1]; the old value stays."""
+        """Refuse an unknown strategy and a tau or block that cannot be; the old value stays."""
         if name == "tau":
             if not isinstance(value, (int, float)):
                 raise InputError(f"tau is {value!r}: give a number above 0 and at most 1")
             check_tau(value)
+        if name == "block" and not (value is None or (isinstance(value, int) and value >= 1)):
+            raise InputError(f"block is {value!r}: give at least 1, or None for the trained one")
         if name == "strategy":
             check_strategy(str(value))
         super().__setattr__(name, value)

@@ -58,6 +58,7 @@ class Metrics:
         )
         self._gauge("num_slots", "Slots there are", lambda: engine.engine.slots)
         self._gauge("tau", "Acceptance threshold of the speed knob now", lambda: knob.tau)
+        self._gauge("block", "Largest B of the speed knob now", lambda: engine.engine.largest_block)
         self.first_token = self._histogram(
             "time_to_first_token_seconds", "To the first run", _FIRST
         )

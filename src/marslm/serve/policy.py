@@ -130,6 +130,18 @@ class Dial:
     set: Callable[[float], None]
 
 
+def block_dial(knob: SpeedKnob, largest: int) -> Dial:
+    """Return a dial over B from `largest` down to 1: smaller windows leave others more of a step.
+
+    For exact strategies, whose answers no B changes.
+    """
+
+    def set_block(value: float) -> None:
+        knob.block = int(value)
+
+    return Dial("block", list(range(largest, 0, -1)), set_block)
+
+
 def tau_dial(knob: SpeedKnob, lowest: float, highest: float, levels: int = 6) -> Dial:
     """Return a dial over tau from `highest` down to `lowest`; InputError unless 0 < low < high."""
     check_tau(lowest)

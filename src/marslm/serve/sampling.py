@@ -58,7 +58,7 @@ def _wishes(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
         "ignore_eos": request.ignore_eos,
         "json_schema": _json_schema(request.response_format),
         "strategy": decoding.strategy,
-        "tau": decoding.tau,
+        "tau": tuple(decoding.tau) if isinstance(decoding.tau, list) else decoding.tau,
         "block": decoding.block,
     }
 

@@ -24,16 +24,20 @@ class Strict(BaseModel):
         return data
 
 
+Tau = Annotated[float, Field(gt=0, le=1)]
+AutoTau = Annotated[str, Field(pattern=r"^auto:[0-9.]+$", max_length=16)]
+
+
 class Decoding(Strict):
     """How this request decodes; what it leaves open follows the server's speed knob.
 
-    strategy: ar, mars, lossless or another registered name. tau: acceptance threshold of mars.
-    block: candidates of one step.
+    strategy: ar, mars, lossless or another registered name. tau: acceptance threshold of mars, one
+    for each mask, or "auto:RATE" as calibrated. block: candidates of one step, or "full" (jacobi).
     """
 
     strategy: str | None = None
-    tau: float | None = Field(default=None, gt=0, le=1)
-    block: int | None = Field(default=None, ge=1, le=64)
+    tau: Tau | Annotated[list[Tau], Field(min_length=1, max_length=64)] | AutoTau | None = None
+    block: Annotated[int, Field(ge=1, le=64)] | Literal["full"] | None = None
 
 
 class StreamOptions(Strict):
@@ -141,17 +145,20 @@ class SpeedChange(Strict):
     """Body of PUT /v1/speed; what is left out stays."""
 
     strategy: str | None = None
-    tau: float | None = Field(None, gt=0, le=1)
+    tau: Tau | None = None
+    block: int | None = Field(None, ge=1, le=64)
 
 
 class Speed(BaseModel):
     """The knob: what requests that set nothing of their own follow.
 
-    policy: the target that moves it under load, if there is one.
+    block: the largest B of strategies that read masks. policy: the target that moves it under load,
+    if there is one.
     """
 
     strategy: str
     tau: float
+    block: int
     policy: str | None
 
 

@@ -10,8 +10,10 @@ import logging
 
 from fastapi import APIRouter
 
+from marslm.engine.admission import trained_block
+from marslm.errors import InputError
 from marslm.serve import errors
-from marslm.serve.policy import LoadPolicy, Target, tau_dial
+from marslm.serve.policy import Dial, LoadPolicy, Target, block_dial, tau_dial
 from marslm.serve.schemas import Speed, SpeedChange
 from marslm.serve.service import Service
 
@@ -29,7 +31,10 @@ def router(service: Service) -> APIRouter:
         target = service.config.target
         knob = service.knob
         return Speed(
-            strategy=knob.strategy, tau=knob.tau, policy=None if target is None else str(target)
+            strategy=knob.strategy,
+            tau=knob.tau,
+            block=service.engine.engine.largest_block,
+            policy=None if target is None else str(target),
         )
 
     @routes.get("/v1/speed", responses=errors.describe(401))
@@ -40,10 +45,17 @@ def router(service: Service) -> APIRouter:
     @routes.put("/v1/speed", responses=errors.describe(400, 401))
     async def set_speed(body: SpeedChange) -> Speed:
         """Turn the knob; running answers follow at their next step."""
+        largest = trained_block(service.engine.engine.model)
+        if body.block is not None and body.block > largest:
+            raise InputError(
+                f"block {body.block} is beyond the trained one: give at most {largest}"
+            )
         if body.strategy is not None:
             service.knob.strategy = body.strategy
         if body.tau is not None:
             service.knob.tau = body.tau
+        if body.block is not None:
+            service.knob.block = body.block
         service.metrics.moved("request")
         logger.info("speed set", extra=body.model_dump(exclude_none=True))
         return current()
@@ -52,12 +64,21 @@ def router(service: Service) -> APIRouter:
 
 
 async def follow_load(service: Service, target: Target) -> None:
-    """Look at the load for ever and move the knob when the policy says so."""
-    lowest, highest = service.config.tau_range
-    dial = tau_dial(service.knob, lowest, highest)
-    policy = LoadPolicy(target.limit, len(dial.values))
-    dial.set(dial.values[0])
+    """Look at the load for ever and move the knob when the policy says so.
+
+    What is moved is tau while the knob's strategy is mars, and the window's B while it is one of
+    the exact ones that read masks. Turning the strategy puts the other one back.
+    """
+    engine, knob = service.engine.engine, service.knob
+    by_tau = tau_dial(knob, *service.config.tau_range)
+    by_block = block_dial(knob, trained_block(engine.model))
+    dial: Dial | None = None
     while True:
+        wanted = by_block if knob.strategy.startswith("lossless") else by_tau
+        if dial is not wanted:
+            for each in (by_tau, by_block):
+                each.set(each.values[0])
+            dial, policy = wanted, LoadPolicy(target.limit, len(wanted.values))
         await asyncio.sleep(INTERVAL)
         measured = _measure(service, target)
         if policy.observe(measured):
