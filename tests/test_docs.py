@@ -55,6 +55,8 @@ def test_command_lines_parse(where: str, line: str) -> None:
         words.pop(0)
     command, arguments = get_command(app), words[1:]
     while hasattr(command, "commands"):
+        if command.invoke_without_command and arguments[0].startswith("-"):
+            break  # a command by itself, with others under it
         name = arguments.pop(0)
         assert name in command.commands, f"{where}: no command {name!r}"
         command = command.commands[name]

@@ -21,6 +21,7 @@ from marslm.cli import (
     chat,
     demo,
     distill,
+    evaluate,
     export,
     generate,
     info,
@@ -69,6 +70,7 @@ app.command(epilog=chat.EXAMPLES)(chat.chat)
 app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=info.EXAMPLES)(info.info)
 app.add_typer(bench.app, name="bench")
+app.add_typer(evaluate.app, name="eval")
 
 
 def _show_version(wanted: bool) -> None:

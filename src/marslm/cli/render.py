@@ -99,7 +99,7 @@ def print_rows(rows: Sequence[Row], columns: Sequence[str], title: str | None = 
     console.print(table)
 
 
-_TEXT = ("strategy", "kind")
+_TEXT = ("task", "strategy", "kind")
 
 _LABELS = {
     "tokens_per_forward": "tok/fwd",

@@ -93,12 +93,8 @@ _ALL = (
         ("Question", "Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3))),
         local_configs="gpqa/cot_zeroshot/gpqa_diamond_cot_zeroshot.yaml",
     ),
-    Benchmark(
-        "gsm8k", "gsm8k/gsm8k-cot-zeroshot.yaml", "exact_match,flexible-extract", 0, *_GSM8K
-    ),
-    Benchmark(
-        "gsm8k_5shot", "gsm8k/gsm8k-cot.yaml", "exact_match,flexible-extract", 5, *_GSM8K
-    ),
+    Benchmark("gsm8k", "gsm8k/gsm8k-cot-zeroshot.yaml", "exact_match,flexible-extract", 0, *_GSM8K),
+    Benchmark("gsm8k_5shot", "gsm8k/gsm8k-cot.yaml", "exact_match,flexible-extract", 5, *_GSM8K),
     Benchmark(
         "humaneval",
         "humaneval/humaneval_instruct.yaml",

@@ -7,7 +7,6 @@ nothing about models.
 
 from __future__ import annotations
 
-import glob
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,11 +46,9 @@ def load_configs(benchmark: Benchmark, suite: Suite) -> list[Config]:
     """Return the harness' configurations of a benchmark, changed as the suite wants them."""
     if benchmark.name == "ifeval":
         provide_punkt()
-    pattern = str(_ROOT / suite.configs(benchmark))
-    configs = [_load_config(Path(path), benchmark) for path in sorted(glob.glob(pattern))]
-    shared = {"num_fewshot": benchmark.shots}
+    configs = [_load_config(path, benchmark) for path in paths_of(benchmark, suite)]
     for config in configs:
-        config |= shared
+        config["num_fewshot"] = benchmark.shots
         config["generation_kwargs"] = {
             "until": config["generation_kwargs"]["until"],
             "do_sample": False,
@@ -62,11 +59,16 @@ def load_configs(benchmark: Benchmark, suite: Suite) -> list[Config]:
     return configs
 
 
-def check_local_files(benchmarks: Sequence[Benchmark]) -> None:
+def check_local_files(benchmarks: Sequence[Benchmark], suite: Suite) -> None:
     """Raise InputError unless the files of all these benchmarks are there."""
     for benchmark in benchmarks:
-        for path in sorted(glob.glob(str(_ROOT / benchmark.configs))):
+        for path in paths_of(benchmark, suite):
             data_file(_file_name(benchmark, load_yaml(path, resolve_func=False)), benchmark.name)
+
+
+def paths_of(benchmark: Benchmark, suite: Suite) -> list[Path]:
+    """Return the harness' files that configure a benchmark."""
+    return sorted(_ROOT.glob(suite.configs(benchmark)))
 
 
 def _load_config(path: Path, benchmark: Benchmark) -> Config:
@@ -125,20 +127,17 @@ def _dataset_maker(split: str, rows: Rows) -> Callable[..., dict[str, datasets.D
 
 
 def _read(name: str, benchmark: Benchmark) -> Rows:
-    rows = []
+    rows: Rows = []
     for where, row in read_rows(str(data_file(name, benchmark.name))):
         missing = [field for field in benchmark.fields if field not in row]
         if missing:
             raise InputError(f"{where}: no {missing[0]}; is this {benchmark.name}'s own file?")
-        row = {field: row[field] for field in benchmark.fields}
-        if benchmark.name == "ifeval":
-            row["instruction_id_list"] = _without_language(row["instruction_id_list"])
-        rows.append(row)
+        rows.append({field: row[field] for field in benchmark.fields})
     if not rows:
         raise InputError(f"{name}: no rows; copy the file anew")
+    if benchmark.name == "ifeval":
+        for each in rows:
+            # The authors' later files name the language first, which the harness does not.
+            ids = each["instruction_id_list"]
+            each["instruction_id_list"] = [name.removeprefix("en:") for name in ids]
     return rows
-
-
-def _without_language(instructions: Sequence[str]) -> list[str]:
-    """Return the ids as the harness writes them: its authors' later files begin with a language."""
-    return [name.removeprefix("en:") for name in instructions]

@@ -1,0 +1,190 @@
+"""One evaluation: several decoding modes, several benchmarks, the same items for all.
+
+Knows nothing about how progress or results are shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+from lm_eval.api.task import ConfigurableTask
+
+from marslm._version import __version__
+from marslm.data.dialogues import Message
+from marslm.data.encode import render_prompt
+from marslm.errors import InputError
+from marslm.evaluation.answering import Generation
+from marslm.evaluation.benchmarks import Benchmark, Suite
+from marslm.evaluation.folder import ResultsFolder
+from marslm.evaluation.harness import check_harness
+from marslm.evaluation.harness_model import MarsLM
+from marslm.evaluation.items import Chosen, Item, choose_items, run_items
+from marslm.evaluation.modes import BASE, Mode
+from marslm.evaluation.rows import rows_of
+from marslm.evaluation.sandbox import check_sandbox
+from marslm.evaluation.tasks import build_tasks, check_local_files
+from marslm.models.loading import MarsModel, load, load_tokenizer
+from marslm.report import Row
+
+_VERSIONS = ("lm_eval", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to evaluate. limit: items of each benchmark, None for all; seed: which ones."""
+
+    model: str
+    adapter: str | None
+    suite: Suite
+    benchmarks: Sequence[Benchmark]
+    modes: Sequence[Mode]
+    limit: int | None = None
+    seed: int = 0
+    batch: int = 8
+    allow_code: bool = False
+
+    def check(self) -> None:
+        """Raise InputError for what would fail later."""
+        check_harness()
+        for name, value in (("limit", self.limit), ("batch", self.batch)):
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}: give at least 1")
+        if any(benchmark.runs_code for benchmark in self.benchmarks):
+            if not self.allow_code:
+                raise InputError(
+                    "humaneval runs programs that the model wrote: add --allow-code, or leave it "
+                    "out of --tasks"
+                )
+            check_sandbox()
+        if self.suite.local:
+            check_local_files(self.benchmarks, self.suite)
+        render_prompt(load_tokenizer(self.model), [Message("user", "Hi")])
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What the answers depend on, but the decoding mode."""
+        versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
+        return {
+            "model": self.model,
+            "adapter": self.adapter,
+            "adapter_sha256": None if self.adapter is None else _hash(Path(self.adapter)),
+            "suite": self.suite.name,
+            "max_new_tokens": self.suite.max_new_tokens,
+            "seed": self.seed,
+            "versions": {"marslm": __version__, **versions},
+        }
+
+
+def _hash(folder: Path) -> str:
+    """Return one hash over the files of an adapter."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@dataclass
+class Progress:
+    """done and total: items of all modes. seconds_left: None while nothing was measured."""
+
+    total: int
+    mode: str = ""
+    task: str = ""
+    done: int = 0
+    answered: int = 0
+    tokens: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.started
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the pace of the answers that had to be written."""
+        if not self.answered:
+            return None
+        return self.seconds / self.answered * (self.total - self.done)
+
+
+Listener = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A benchmark's tasks, and the documents that every mode is asked."""
+
+    benchmark: Benchmark
+    tasks: Mapping[str, ConfigurableTask]
+    chosen: Chosen
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.chosen.values()))
+
+
+def run(plan: Plan, output: Path, listener: Listener) -> list[Row]:
+    """Evaluate into the folder `output`, where a stopped run goes on; return the report's rows."""
+    plan.check()
+    # They log every task's settings several times, and draw bars.
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    datasets.disable_progress_bars()
+    folder = ResultsFolder(output)
+    folder.begin(plan.identity)
+    prepared = [_prepare(benchmark, plan) for benchmark in plan.benchmarks]
+    progress = Progress(len(plan.modes) * sum(each.size for each in prepared))
+    results: dict[tuple[Mode, str], list[Item]] = {}
+    adapted = plain = None
+    for mode in plan.modes:
+        if mode.strategy == BASE:
+            plain = model = plain or load(plan.model)
+        else:
+            adapted = model = adapted or load(plan.model, adapter=plan.adapter)
+        lm = _language_model(model, mode, plan, folder, progress, listener)
+        for each in prepared:
+            progress.mode, progress.task = mode.name, each.benchmark.name
+            before = progress.done
+            items = run_items(lm, each.benchmark, each.tasks, each.chosen)
+            progress.done = before + each.size
+            listener(progress)
+            folder.write_items(mode.name, each.benchmark.name, items)
+            results[mode, each.benchmark.name] = items
+    return rows_of(plan.modes, plan.benchmarks, plan.suite, results)
+
+
+def _prepare(benchmark: Benchmark, plan: Plan) -> _Prepared:
+    tasks = build_tasks(benchmark, plan.suite)
+    sizes = {name: len(task.eval_docs) for name, task in tasks.items()}
+    return _Prepared(benchmark, tasks, choose_items(sizes, plan.limit, plan.seed))
+
+
+def _language_model(
+    model: MarsModel,
+    mode: Mode,
+    plan: Plan,
+    folder: ResultsFolder,
+    progress: Progress,
+    listener: Listener,
+) -> MarsLM:
+    def hear(generation: Generation) -> None:
+        progress.done += 1
+        progress.answered += 1
+        progress.tokens += generation.tokens
+        listener(progress)
+
+    return MarsLM(
+        model,
+        batch_size=plan.batch,
+        answers=folder.answers(mode.name),
+        on_answer=hear,
+        **mode.arguments,
+    )
