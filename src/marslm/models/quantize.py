@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from marslm.errors import InputError
+from marslm.models import int8_kernel
 
 Quantize: TypeAlias = Literal["none", "bf16", "int8"]
 """How weights are stored for decoding; "none" keeps the dtype that was loaded."""
@@ -100,7 +101,11 @@ def make_int8_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], 
     smallest = torch.tensor(_SMALLEST_STEP)
     kind = torch.float32
 
+    few = int8_kernel.make_product(levels, steps, bias) if int8_kernel.can_run(weight) else None
+
     def linear(x: Tensor) -> Tensor:
+        if few is not None and len(x) <= int8_kernel.MOST_ROWS:
+            return few(x)
         largest = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
         row_steps = torch.add(smallest, largest, alpha=1 / _ROW_LEVELS)
         rows = x.div(row_steps).round_().to(torch.int8)

@@ -17,12 +17,21 @@ from torch import Tensor
 Write: TypeAlias = Callable[[Tensor, Tensor], None]
 """Stores keys and values, each [rows, kv_heads, head_dim]."""
 
+_BLOCK = 128
+"""Attention reads whole blocks of so many cells. In what order a row's products are added depends
+on how many cells are read; so nearly every row gets the same bits whatever follows it in a step."""
+
+
+def whole_blocks(cells: int) -> int:
+    """Return `cells` rounded up to whole blocks."""
+    return -(-cells // _BLOCK) * _BLOCK
+
 
 class SlotCache:
     """Fixed memory for `slots` requests of at most `max_length` tokens.
 
-    One tensor [layers, slots, 2 * kv_heads, max_length, head_dim], keys before values in the third
-    axis: all layers' views are then made at once, where one view costs as much as a small product.
+    One tensor [layers, slots, 2 * kv_heads, cells, head_dim], keys before values in the third axis:
+    all layers' views are then made at once, where one view costs as much as a small product.
     """
 
     def __init__(
@@ -37,7 +46,7 @@ class SlotCache:
         device: torch.device,
     ) -> None:
         """Allocate zeroed memory."""
-        shape = (layers, slots, 2 * kv_heads, max_length, head_dim)
+        shape = (layers, slots, 2 * kv_heads, whole_blocks(max_length), head_dim)
         self._cells = torch.zeros(shape, dtype=dtype, device=device)
         self.kv_heads = kv_heads
         self.max_length = max_length

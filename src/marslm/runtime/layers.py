@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +22,27 @@ RowIndex: TypeAlias = "slice | Tensor"
 """Rows of a batch: a slice where they follow one another, since that gives views."""
 
 
+class MaskUpdate(Protocol):
+    """What a mask-only adapter adds to the mask rows of a projection."""
+
+    def add_to(self, y: Tensor, x: Tensor) -> None:
+        """Add the update of x [masks, in] to y [masks, out] in place."""
+
+
 @dataclass(frozen=True)
-class MaskUpdate:
+class NarrowUpdate:
+    """An update whose matrices are as narrow as the projection's: two products for all parts."""
+
+    down: Linear
+    up: Linear
+
+    def add_to(self, y: Tensor, x: Tensor) -> None:
+        """Add the update of x [masks, in] to y [masks, out] in place."""
+        y += self.up(self.down(x))
+
+
+@dataclass(frozen=True)
+class PlainUpdate:
     """What a mask-only adapter adds to the mask rows of a projection, which may be fused.
 
     down: [in, rank of all parts]. ups: for each part that has one, its output columns, its columns
@@ -57,6 +76,10 @@ class Projection:
             if isinstance(masks, Tensor):
                 y[masks] = rows
         return y
+
+
+_SMALLEST_LENGTH = 1e-20
+"""Keeps a direction of zeros from being divided by zero."""
 
 
 Norm: TypeAlias = Callable[[Tensor], Tensor]
@@ -96,7 +119,7 @@ def build_layer(
         found = [updates(f"model.layers.{index}.{name}") for name in names]
         weight, bias = _fuse_weights(linears)
         linear = make_linear(weight, bias, pack=pack, quantize=quantize)
-        return Projection(linear, _fuse_updates(linears, found))
+        return Projection(linear, _fuse_updates(linears, found, quantize))
 
     def norm(name: str) -> Norm:
         return make_norm(module(name), epsilon)
@@ -148,8 +171,14 @@ def _fuse_weights(linears: list[nn.Module]) -> tuple[Tensor, Tensor | None]:
     return fused, torch.cat(biases) if biases else None
 
 
-def _fuse_updates(linears: list[nn.Module], updates: list[LowRank | None]) -> MaskUpdate | None:
+def _fuse_updates(
+    linears: list[nn.Module], updates: list[LowRank | None], quantize: Quantize
+) -> MaskUpdate | None:
     """Return one update for fused linears, None if none of them has one."""
+    if not any(updates):
+        return None
+    if quantize != "none":
+        return _narrow_update(linears, updates, quantize)
     downs: list[Tensor] = []
     ups: list[tuple[slice, slice, Tensor]] = []
     column = rank = 0
@@ -162,7 +191,31 @@ def _fuse_updates(linears: list[nn.Module], updates: list[LowRank | None]) -> Ma
             ups.append((columns, ranks, update.up.to(weight).t().contiguous()))
             rank = ranks.stop
         column += len(weight)
-    return MaskUpdate(torch.cat(downs).t().contiguous(), ups) if ups else None
+    return PlainUpdate(torch.cat(downs).t().contiguous(), ups)
+
+
+def _narrow_update(
+    linears: list[nn.Module], updates: list[LowRank | None], quantize: Quantize
+) -> NarrowUpdate:
+    """Return the updates of fused linears as two narrow products, the second block-diagonal.
+
+    Every direction of `down` gets length 1, so that all can share the levels of one row.
+    """
+    downs, ups = [], []
+    for linear, update in zip(linears, updates, strict=True):
+        weight = weight_of(linear)
+        if update is None:
+            ups.append(weight.new_zeros(len(weight), 0))
+            continue
+        down, up = update.down.to(weight), update.up.to(weight)
+        lengths = down.norm(dim=1).clamp(min=_SMALLEST_LENGTH)
+        downs.append(down / lengths[:, None])
+        ups.append(up * lengths)
+    blocks = torch.block_diag(*ups)  # type: ignore[no-untyped-call]
+    return NarrowUpdate(
+        make_linear(torch.cat(downs), pack=True, quantize=quantize),
+        make_linear(blocks, pack=True, quantize=quantize),
+    )
 
 
 def weight_of(module: nn.Module) -> Tensor:

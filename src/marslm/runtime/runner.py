@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from marslm.core.masks import Tree, window_mask
-from marslm.runtime.cache import SlotCache
+from marslm.runtime.cache import SlotCache, whole_blocks
 from marslm.runtime.decoder import AttentionGroup, Decoder, RowBatch
 from marslm.runtime.layers import RowIndex
 from marslm.runtime.window import Window
@@ -145,8 +145,9 @@ class Runner:
         rows = sum(len(work.tokens) for work in works)
         slots = slice(works[0].slot, works[-1].slot + 1)
         width = max(len(work.tokens) for work in works)
-        keys = max(work.first_cell + len(work.tokens) for work in works)
-        single_row = rows == 1
+        end = max(work.first_cell + len(work.tokens) for work in works)
+        keys = whole_blocks(end)
+        sees_all = rows == 1 and end == keys
         # Padding and idle slots see cell 0, which is finite: their result is thrown away.
         seen = torch.ones(slots.stop - slots.start, width, dtype=torch.int64)
         scatter: list[int] = []
@@ -161,7 +162,7 @@ class Runner:
             slots=slots,
             width=width,
             keys=keys,
-            mask=None if single_row else self._scores_mask(seen, keys, trees),
+            mask=None if sees_all else self._scores_mask(seen, keys, trees),
             scatter=None if full else torch.tensor(scatter, device=self._decoder.device),
         )
 

@@ -1,0 +1,66 @@
+"""The compiled int8 product: oneDNN's bits, and none where it cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from marslm.models import int8_kernel
+from marslm.models.packed import make_linear
+
+needs_kernel = pytest.mark.skipif(
+    int8_kernel._library() is None, reason="no C compiler, or a CPU without AVX512-VNNI"
+)
+
+
+@pytest.fixture
+def fresh() -> Iterator[None]:
+    """Look for the compiler anew, and again afterwards."""
+    int8_kernel._library.cache_clear()
+    yield
+    int8_kernel._library.cache_clear()
+
+
+@needs_kernel
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (32, 48), (576, 960), (1536, 576)])
+def test_the_kernel_gives_onednns_bits(
+    inputs: int, outputs: int, biased: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(inputs)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    weight[1] = 0
+    bias = torch.randn(outputs, generator=generator) if biased else None
+    rows = torch.randn(int8_kernel.MOST_ROWS, inputs, generator=generator)
+    rows[3] = 0
+    rows[4] *= 1000
+    compiled = make_linear(weight, bias, pack=True, quantize="int8")
+    monkeypatch.setattr(int8_kernel, "can_run", lambda weight: False)
+    libraries = make_linear(weight, bias, pack=True, quantize="int8")
+    torch.set_num_threads(threads)
+    for count in range(1, len(rows) + 1):
+        assert torch.equal(compiled(rows[:count]), libraries(rows[:count]))
+
+
+def test_odd_shapes_are_left_to_onednn() -> None:
+    assert not int8_kernel.can_run(torch.zeros(24, 40))
+
+
+def test_without_a_compiler_there_is_none(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(int8_kernel.shutil, "which", lambda name: None)
+    assert not int8_kernel.can_run(torch.zeros(32, 32))
+    linear = make_linear(torch.eye(32), None, pack=True, quantize="int8")
+    torch.testing.assert_close(linear(torch.ones(1, 32)), torch.ones(1, 32))
+
+
+def test_a_compiler_that_fails_leaves_nothing_behind(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MARSLM_CACHE", str(tmp_path))
+    monkeypatch.setattr(int8_kernel, "_FLAGS", ("--no-such-flag",))
+    assert not int8_kernel.can_run(torch.zeros(32, 32))
+    assert not list(tmp_path.iterdir())
