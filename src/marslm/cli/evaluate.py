@@ -58,6 +58,7 @@ class Asked:
 
     model: options.Model = "smollm2"
     adapter: options.Adapter = None
+    quantize: options.Quantize = "none"
     suite: Annotated[
         str,
         panel_option(
@@ -113,6 +114,7 @@ class Asked:
             self.seed,
             self.batch,
             self.allow_code,
+            self.quantize,
         )
         plan.check()
         return plan

@@ -26,6 +26,7 @@ from marslm.errors import InputError
 from marslm.evaluation.answer_file import AnswerFile
 from marslm.evaluation.answering import Generation, Request, answer_all
 from marslm.models.loading import MarsModel, load
+from marslm.models.quantize import Quantize
 from marslm.models.short_names import find_adapter
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.runner import Work
@@ -48,6 +49,7 @@ class MarsLM(TemplateLM):  # type: ignore[misc]
         model: str | MarsModel = "smollm2",
         *,
         adapter: str | None = None,
+        quantize: Quantize = "none",
         strategy: str = "lossless",
         tau: Tau | str = 0.9,
         block: int | None = None,
@@ -67,7 +69,9 @@ class MarsLM(TemplateLM):  # type: ignore[misc]
         """
         super().__init__()
         if isinstance(model, str):
-            model = load(model, adapter=find_adapter(model, adapter), device=device)
+            model = load(
+                model, adapter=find_adapter(model, adapter), device=device, quantize=quantize
+            )
         self.model = model
         self.tokenizer = model.tokenizer
         self._mode: dict[str, Any] = {

@@ -32,6 +32,7 @@ from marslm.evaluation.rows import rows_of
 from marslm.evaluation.sandbox import check_sandbox
 from marslm.evaluation.tasks import build_tasks, check_local_files
 from marslm.models.loading import MarsModel, load, load_tokenizer
+from marslm.models.quantize import Quantize
 from marslm.report import Row
 
 _VERSIONS = ("lm_eval", "torch", "transformers")
@@ -50,6 +51,7 @@ class Plan:
     seed: int = 0
     batch: int = 8
     allow_code: bool = False
+    quantize: Quantize = "none"
 
     def check(self) -> None:
         """Raise InputError for what would fail later."""
@@ -76,6 +78,7 @@ class Plan:
             "model": self.model,
             "adapter": self.adapter,
             "adapter_sha256": None if self.adapter is None else _hash(Path(self.adapter)),
+            "quantize": self.quantize,
             "suite": self.suite.name,
             "max_new_tokens": self.suite.max_new_tokens,
             "seed": self.seed,
@@ -146,9 +149,11 @@ def run(plan: Plan, output: Path, listener: Listener) -> list[Row]:
     adapted = plain = None
     for mode in plan.modes:
         if mode.strategy == BASE:
-            plain = model = plain or load(plan.model)
+            plain = model = plain or load(plan.model, quantize=plan.quantize)
         else:
-            adapted = model = adapted or load(plan.model, adapter=plan.adapter)
+            adapted = model = adapted or load(
+                plan.model, adapter=plan.adapter, quantize=plan.quantize
+            )
         lm = _language_model(model, mode, plan, folder, progress, listener)
         for each in prepared:
             progress.mode, progress.task = mode.name, each.benchmark.name
