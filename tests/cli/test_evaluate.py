@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from marslm.evaluation.benchmarks import SUITES, Suite
 from marslm.models.tiny import build_model, build_tokenizer
 
 Cli = Callable[..., Any]
@@ -19,7 +20,8 @@ QUESTIONS = [{"question": f"{n} and {n}?", "answer": f"#### {2 * n}"} for n in r
 
 @pytest.fixture
 def evaluate(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Run `marslm eval` on four questions."""
+    """Run `marslm eval` on four questions, with short answers."""
+    monkeypatch.setitem(SUITES, "local", Suite("local", 12, local=True))
     text = "".join(json.dumps(row) + "\n" for row in QUESTIONS)
     (tmp_path / "gsm8k_test.jsonl.gz").write_bytes(gzip.compress(text.encode()))
     monkeypatch.setenv("MARSLM_DATA", str(tmp_path))
@@ -43,6 +45,31 @@ def test_rows_for_programs(evaluate: Cli, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "report.json").read_text())["rows"] == rows
     assert "gsm8k" in result.out
     assert "tok/fwd" in result.out
+
+
+def test_a_sweep_leaves_a_page_and_plots_and_runs_compare(
+    evaluate: Cli, cli: Cli, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    options = ["--limit", 2, "--strategies", "ar,mars", "--taus", "0.9,0.5", "--blocks", "2,4"]
+    arguments = ["eval", "sweep", "-m", "tiny", "--tasks", "gsm8k", "--output", output]
+    result = cli(*arguments, *options)
+    assert result.code == 0, result.err
+    modes = {path.name for path in output.iterdir() if path.is_dir()}
+    assert modes == {"ar", *(f"mars-{tau}-B{block}" for tau in (0.9, 0.5) for block in (2, 4))}
+    assert "| mars, tau 0.5, B=2 |" in (output / "report.md").read_text()
+    for name in ("score-by-speed.svg", "score-by-time.svg"):
+        assert "gsm8k" in (output / name).read_text()
+    items = output / "mars-0.5-B4" / "gsm8k.jsonl"
+    rows = [json.loads(line) for line in items.read_text().splitlines()]
+    rows[0] |= {"score": 1.0, "answer": "[bold] it is 6", "extracted": "6"}
+    items.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    compared = cli("eval", "compare", output / "ar", output / "mars-0.5-B4")
+    assert compared.code == 0, compared.err
+    assert "[bold] it is 6" in compared.out
+    assert rows[0]["id"] in compared.out
+    refused(cli("eval", "compare", output / "ar", tmp_path), "holds no results")
+    refused(cli(*arguments, "--blocks", "2,x"), "--blocks 2,x: give whole numbers, as 4,8")
 
 
 def refused(result: Any, said: str) -> None:

@@ -52,6 +52,12 @@ _COLUMNS = (
 )
 
 
+_COMPARED = (
+    *("task", "n", "left", "right", "difference", "its_interval"),
+    *("gained", "lost", "identical"),
+)
+
+
 @dataclass(frozen=True)
 class Asked:
     """Everything about an evaluation but the decoding modes."""
@@ -150,6 +156,58 @@ def evaluate(
         _run(asked, strategies, [read_tau(tau)], [block], json)
 
 
+@app.command()
+@with_groups()
+def sweep(
+    asked: Asked = Asked(),
+    strategies: Strategies = "ar,mars,lossless",
+    taus: Annotated[
+        str, typer.Option(help="Thresholds of mars, comma-separated.", rich_help_panel="Decoding")
+    ] = "0.95,0.9,0.8,0.6",
+    blocks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,M",
+            help="Candidates a step, comma-separated; default: as trained.",
+            rich_help_panel="Decoding",
+        ),
+    ] = None,
+    json: options.Json = None,
+) -> None:
+    """Evaluate strategies x tau x B; leave a page with the paper's figures beside, and plots."""
+    from marslm.plots.scores import plot_scores
+
+    rows = _run(
+        asked, strategies, [read_tau(tau) for tau in _split(taus)], _read_blocks(blocks), json
+    )
+    plot_scores(rows, "tokens_per_forward", asked.output / "score-by-speed.svg")
+    plot_scores(rows, "seconds", asked.output / "score-by-time.svg")
+
+
+@app.command()
+def compare(
+    left: Annotated[Path, typer.Argument(metavar="A", help="As runs/eval/ar.")],
+    right: Annotated[Path, typer.Argument(metavar="B", help="As runs/eval/mars-0.9.")],
+    show: Annotated[int, typer.Option(help="How many flipped items to show.")] = 5,
+    json: options.Json = None,
+) -> None:
+    """Show where two decoding modes, or two models, differ on the same items."""
+    from marslm.cli.evaluation_view import print_flip
+    from marslm.cli.render import console, print_rows
+    from marslm.evaluation.compare import compare as compare_items
+    from marslm.evaluation.folder import read_items
+    from marslm.report import write_report
+
+    rows, flips = compare_items(read_items(left), read_items(right))
+    print_rows([_for_the_eye(row) for row in rows], _COMPARED)
+    for flip in flips[:show]:
+        print_flip(flip)
+    if len(flips) > show:
+        console.print(f"{len(flips) - show} more items flipped: --show {len(flips)}")
+    if json is not None:
+        write_report(json, rows)
+
+
 def _run(
     asked: Asked,
     strategies: str,
@@ -160,6 +218,8 @@ def _run(
     """Evaluate with progress; show the rows and write the reports."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # before the harness imports tqdm
     from marslm.cli.render import print_rows
+    from marslm.evaluation.markdown import page_of
+    from marslm.files import write_text
     from marslm.report import write_report
 
     plan = asked.plan(strategies, taus, blocks)
@@ -167,6 +227,7 @@ def _run(
     print_rows([_for_the_eye(row) for row in rows], _COLUMNS)
     for path in [asked.output / "report.json", *([json] if json else [])]:
         write_report(path, rows)
+    write_text(asked.output / "report.md", page_of(rows, f"{asked.model}, suite {asked.suite}"))
     return rows
 
 
@@ -200,6 +261,17 @@ def _run_shown(plan: Plan, output: Path) -> list[Row]:
         rows = run(plan, output, show)
         bar.hide()
     return rows
+
+
+def _read_blocks(text: str | None) -> list[int | None]:
+    from marslm.errors import InputError
+
+    if text is None:
+        return [None]
+    try:
+        return [int(block) for block in _split(text)]
+    except ValueError as error:
+        raise InputError(f"--blocks {text}: give whole numbers, as 4,8") from error
 
 
 def _split(names: str) -> list[str]:
