@@ -10,7 +10,8 @@ import pytest
 
 from marslm.data.dialogues import Message, read_dialogues
 from marslm.distill.answers import AnswerProgress
-from marslm.distill.distill import DistillJob, DistillReport, PromptProgress, distill
+from marslm.distill.distill import distill
+from marslm.distill.job import DistillJob, DistillReport, PromptProgress
 from marslm.distill.writers import Prompt, Written
 from marslm.errors import InputError
 from marslm.models.tiny import build_tokenizer

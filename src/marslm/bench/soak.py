@@ -21,7 +21,7 @@ import httpx2
 
 from marslm.bench.server import ServerProcess
 from marslm.data.dialogues import Message
-from marslm.data.encode import turn_of
+from marslm.data.template import turn_of
 from marslm.engine.api import encode, room_for, run_all
 from marslm.engine.engine import Engine
 from marslm.models.loading import MarsModel

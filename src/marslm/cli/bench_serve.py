@@ -63,8 +63,8 @@ def serve(
     from marslm.bench.server import serving
     from marslm.cli.progress import bar
     from marslm.cli.render import print_rows
-    from marslm.data.encode import turn_of
     from marslm.data.spec_bench import read_prompts
+    from marslm.data.template import turn_of
     from marslm.report import Row, write_report
     from marslm.strategies.registry import check_strategy
 

@@ -15,7 +15,7 @@ from marslm.cli import options
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from marslm.distill.distill import DistillJob
+    from marslm.distill.job import DistillJob
     from marslm.distill.writers import Writer
     from marslm.models.quantize import Quantize
 
@@ -68,8 +68,8 @@ def distill(
 ) -> None:
     """Have a model write prompts and answers to train on."""
     from marslm.cli.distill_view import DistillView
-    from marslm.distill.distill import DistillJob
     from marslm.distill.distill import distill as run
+    from marslm.distill.job import DistillJob
     from marslm.report import write_report
 
     job = DistillJob(

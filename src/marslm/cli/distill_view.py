@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from marslm.cli.progress import FactsBar, answering_facts
 from marslm.cli.render import console
-from marslm.distill.distill import DistillReport, Event, PromptProgress
+from marslm.distill.job import DistillReport, Event, PromptProgress
 
 
 class DistillView(FactsBar):

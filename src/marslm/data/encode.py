@@ -8,23 +8,20 @@ or losses.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 from operator import eq, itemgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from marslm.data.dialogues import Dialogue, Message
+from marslm.data.template import PROBE, render, split_at_answers
 from marslm.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Turns: TypeAlias = Literal["all", "last"]
-
-# Stands in for an answer, to see what a chat template writes after one.
-PROBE = "probe"
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ def encode_prompt(
     tools: what the model may call, as JSON text for the chat template, or "". Raises InputError
     without messages, without a chat template, or when the template refuses them.
     """
-    return _ids(tokenizer, _render(tokenizer, messages, tools, answering=True))
+    return _ids(tokenizer, render(tokenizer, messages, tools, answering=True))
 
 
 def user_header(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -63,7 +60,7 @@ def user_header(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
     Raises InputError without a chat template, or when it leaves the user's text out.
     """
-    probed = _render(tokenizer, [Message("user", PROBE)], "", answering=False)
+    probed = render(tokenizer, [Message("user", PROBE)], "", answering=False)
     before, found, _ = probed.partition(PROBE)
     if not found:
         raise InputError("the chat template leaves the user's text out; mend the template")
@@ -78,7 +75,7 @@ def render_prompt(
     continuing: the last message is the assistant's and the answer goes on where it ends. Raises
     InputError when the chat template is missing or refuses the messages.
     """
-    return _render(tokenizer, messages, "", answering=not continuing, continuing=continuing)
+    return render(tokenizer, messages, "", answering=not continuing, continuing=continuing)
 
 
 def encode_dialogue(
@@ -95,7 +92,7 @@ def encode_dialogue(
     ids: list[int] = []
     supervised: list[bool] = []
     try:
-        segments = _segments(tokenizer, dialogue.messages, dialogue.tools)
+        segments = split_at_answers(tokenizer, dialogue.messages, dialogue.tools)
         for place, text in enumerate(segments):
             piece = _ids(tokenizer, text)
             ends_cut_answer = dialogue.cut and place == len(segments) - 1
@@ -176,92 +173,6 @@ def mark_supervised(tokenizer: PreTrainedTokenizerBase, example: Example) -> lis
         marks += [flag] * (shared - len(marks))
     pairs = groupby(zip(whole, marks, strict=True), key=itemgetter(1))
     return [("".join(character for character, _ in run), flag) for flag, run in pairs]
-
-
-def _render(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Message],
-    tools: str,
-    *,
-    answering: bool,
-    continuing: bool = False,
-) -> str:
-    """Return `messages` as text, with the header of an answer after them if `answering`.
-
-    continuing: the last message stays open.
-    """
-    from jinja2 import TemplateError
-
-    if not tokenizer.chat_template:
-        raise InputError(
-            f"the tokenizer {tokenizer.name_or_path!r} has no chat template; use an "
-            "instruction-tuned checkpoint, or set tokenizer.chat_template and save it"
-        )
-    if not messages:
-        raise InputError("no message to answer; put a user message before the assistant's")
-    try:
-        text = tokenizer.apply_chat_template(
-            [turn_of(message) for message in messages],
-            tools=json.loads(tools) if tools else None,
-            tokenize=False,
-            add_generation_prompt=answering,
-            continue_final_message=continuing,
-        )
-    except TemplateError as error:
-        raise InputError(f"the chat template refuses the messages: {error}") from error
-    return cast("str", text)
-
-
-def turn_of(message: Message) -> dict[str, Any]:
-    """Return a message as chat templates, files and OpenAI's protocol write it."""
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        turn["tool_calls"] = json.loads(message.tool_calls)
-    return turn
-
-
-def _segments(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: str
-) -> list[str]:
-    """Split the rendered dialogue into template, answer, template, ..., answer, template.
-
-    Apart, so that an answer's first letters cannot merge with its header into tokens that the
-    prompt does not end in at inference.
-    """
-    answers = [place for place, message in enumerate(messages) if message.role == "assistant"]
-    if not answers:
-        return [_render(tokenizer, messages, tools, answering=True)]
-    texts: list[str] = []
-    whole = closing = ""
-    for place in answers:
-        opened = _render(tokenizer, messages[:place], tools, answering=True)
-        before = whole
-        whole = _render(tokenizer, messages[: place + 1], tools, answering=False)
-        written = len(before) - len(closing)
-        closing = _closing(tokenizer, messages[:place], tools)
-        if not (opened.startswith(before) and _follows(opened, whole, closing)):
-            raise InputError(
-                "the chat template rewrites earlier text when an answer is added (thinking "
-                "blocks?), so the prompt of each answer is not unique; keep one assistant turn a "
-                "row, or set a plainer chat template"
-            )
-        texts += [opened[written:], whole[len(opened) : len(whole) - len(closing)]]
-    return [*texts, closing]
-
-
-def _follows(opened: str, whole: str, closing: str) -> bool:
-    """Say whether `whole` is `opened`, some answer, and `closing`."""
-    room = len(whole) - len(opened) - len(closing)
-    return room >= 0 and whole.startswith(opened) and whole.endswith(closing)
-
-
-def _closing(tokenizer: PreTrainedTokenizerBase, asked: Sequence[Message], tools: str) -> str:
-    """Return what the template writes after an answer to `asked`."""
-    probed = _render(tokenizer, [*asked, Message("assistant", PROBE)], tools, answering=False)
-    _, found, closing = probed.rpartition(PROBE)
-    if not found:
-        raise InputError("the chat template leaves the assistant's text out; mend the template")
-    return closing
 
 
 def _count_targets(tokenizer: PreTrainedTokenizerBase, place: int, piece: Sequence[int]) -> int:

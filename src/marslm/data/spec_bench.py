@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from marslm.data.dialogues import Message, Row, dialogue_of_row, read_dialogues, read_rows
+from marslm.data.dialogues import Message, dialogue_of_row, read_dialogues
 from marslm.data.folder import data_file
+from marslm.data.rows import Row, read_rows
 from marslm.errors import InputError
 
 SPEC_BENCH = "spec_bench"

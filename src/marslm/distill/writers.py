@@ -16,7 +16,8 @@ import httpx2
 from transformers import PreTrainedTokenizerBase
 
 from marslm.data.dialogues import Message
-from marslm.data.encode import encode_prompt, turn_of
+from marslm.data.encode import encode_prompt
+from marslm.data.template import turn_of
 from marslm.engine.engine import Engine
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel

@@ -17,8 +17,8 @@ import lm_eval.tasks
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks._yaml_loader import load_yaml
 
-from marslm.data.dialogues import read_rows
 from marslm.data.folder import data_file
+from marslm.data.rows import read_rows
 from marslm.errors import InputError
 from marslm.evaluation import humaneval
 from marslm.evaluation.benchmarks import Benchmark, Suite

@@ -20,6 +20,7 @@ from marslm.models.adapter import Adapter
 from marslm.models.loading import MarsModel
 from marslm.models.medusa import MedusaHeads
 from marslm.models.record import MarsRecord, marks_of
+from marslm.train.arguments import computes_in_bfloat16
 from marslm.train.attention import pick_attention
 from marslm.train.autoregressive import Autoregressive
 from marslm.train.batches import TwoStreamData
@@ -29,7 +30,7 @@ from marslm.train.events import Listener
 from marslm.train.medusa import Medusa
 from marslm.train.objectives import FrozenClean, Objective, TwoStream
 from marslm.train.saving import save_adapter, save_heads, save_model
-from marslm.train.trainer import MarsTrainer, computes_in_bfloat16
+from marslm.train.trainer import MarsTrainer
 
 
 def train(

@@ -22,15 +22,14 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
 from transformers import (
-    PreTrainedModel,
     PrinterCallback,
     ProgressCallback,
     Trainer,
-    TrainingArguments,
 )
 
 from marslm.core.losses import LossCounts
 from marslm.errors import InputError
+from marslm.train.arguments import training_arguments
 from marslm.train.attention import FLEX_ROWS
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.budget import Budget
@@ -46,8 +45,6 @@ from marslm.train.events import Listener, Progress, Saved
 from marslm.train.meter import Meter
 from marslm.train.objectives import Objective
 from marslm.train.visits import EndlessVisits, Visit
-
-_SMALL_HIDDEN_SIZE = 256
 
 _MAY_CHANGE = (
     "steps",
@@ -81,7 +78,7 @@ class MarsTrainer(Trainer):
         self._listener = listener
         super().__init__(
             model=objective,
-            args=_arguments(config, self._budget, folder, bfloat16),
+            args=training_arguments(config, self._budget, folder, bfloat16),
             train_dataset=data,
             data_collator=partial(collate, multiple=FLEX_ROWS if torch.cuda.is_available() else 1),
             callbacks=[self._budget, SaveByTime(config.checkpoint_minutes, self._budget)],
@@ -254,47 +251,3 @@ def _numbers(progress: Progress) -> dict[str, float]:
     facts = asdict(progress)
     accuracy = {f"accuracy/{seen}_masks": a for seen, a in enumerate(facts.pop("accuracy"))}
     return {name: float(v) for name, v in {**facts, **accuracy}.items() if v is not None}
-
-
-def _arguments(
-    config: TuneConfig, budget: Budget, folder: Path, bfloat16: bool
-) -> TrainingArguments:
-
-    arguments = TrainingArguments(
-        output_dir=str(folder),
-        max_steps=budget.max_steps,
-        gradient_accumulation_steps=config.accumulation,
-        learning_rate=config.learning_rate,
-        weight_decay=0.0,
-        use_cpu=not torch.cuda.is_available(),
-        ddp_find_unused_parameters=False,
-        bf16=bfloat16,
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        save_strategy="no",
-        save_total_limit=2,
-        remove_unused_columns=False,
-        report_to=config.report_to,
-        seed=config.seed,
-        disable_tqdm=True,
-    )
-    parts = config.accumulation * arguments.world_size
-    if config.batch_size % parts:
-        raise InputError(
-            f"batch_size {config.batch_size} is not a multiple of accumulation times processes, "
-            f"{parts}: change one of them"
-        )
-    arguments.per_device_train_batch_size = config.batch_size // parts
-    return arguments
-
-
-def computes_in_bfloat16(network: PreTrainedModel) -> bool:
-    """Return whether to autocast to bfloat16: on GPUs, and on CPUs with AMX.
-
-    A small model's products do not repay the casts, nor its training the rounding.
-    """
-    if network.config.hidden_size < _SMALL_HIDDEN_SIZE:
-        return False
-    if torch.cuda.is_available():
-        return bool(torch.cuda.is_bf16_supported())
-    return bool(torch.cpu.get_capabilities().get("amx_bf16", False))

@@ -26,10 +26,10 @@ from marslm.data.encode import Example, encode_all, example_from_answer
 from marslm.errors import InputError
 from marslm.models.loading import load
 from marslm.report import Row
+from marslm.train.arguments import computes_in_bfloat16
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.config import TuneConfig
 from marslm.train.run import prepare
-from marslm.train.trainer import computes_in_bfloat16
 
 BASELINE = "ar"
 """What the ratios are against: full fine-tuning."""

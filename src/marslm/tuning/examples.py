@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 from accelerate import PartialState
 from huggingface_hub import HfApi
 
-from marslm.data.dialogues import ARITHMETIC, Dialogue, iterate_dialogues
+from marslm.data.dialogues import Dialogue, iterate_dialogues
 from marslm.data.encode import EncodeReport, Example, encode_each, encode_prompt
+from marslm.data.rows import ARITHMETIC
 from marslm.data.store import TokenStore, write_store
 from marslm.errors import InputError
 from marslm.models.gguf import cache_folder
