@@ -54,6 +54,7 @@ def make(out: Path, *arguments: str) -> None:
         "CODE": "2",
         "NEW_TOKENS": "8",
         "BENCH_PROMPTS": "2",
+        "CALIBRATION": "4",
         "LENGTH": "--steps 2",
         "GPU_LENGTH": "--steps 2",
         "GPU_BATCH": "2",
@@ -74,10 +75,13 @@ def test_from_prompts_to_a_card(tmp_path: Path) -> None:
     out.mkdir()
     asked = [{"prompt": f"What is {i} + {i}, and why is it so?"} for i in range(4)]
     (out / "heldout.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+    (out / "calibration.jsonl").write_text((out / "heldout.jsonl").read_text())
     make(out, "written", "data", "-o", "self", "-o", "heldout")
     rows = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
     assert {row["source"].partition(".")[0] for row in rows} == {"instructions", "code"}
-    make(out, "mask-only-gpu", "evaluate", "card", f"ADAPTER={out}/mask-only-gpu")
+    adapter = f"ADAPTER={out}/mask-only-gpu"
+    make(out, "mask-only-gpu", "calibrate", "evaluate", "card", adapter)
+    assert (out / "mask-only-gpu" / "calibration.json").exists()
     card = (out / "mask-only-gpu" / "README.md").read_text()
     assert f"{len(rows)} rows" in card
     assert " hours, 2 steps," in card
