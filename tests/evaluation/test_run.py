@@ -104,6 +104,11 @@ def test_results_without_items_are_refused(tmp_path: Path) -> None:
             "humaneval runs programs that the model wrote: add --allow-code",
         ),
         (lambda plan: replace(plan, model="/nowhere"), "cannot load model"),
+        (lambda plan: replace(plan, adapter="/nowhere"), "/nowhere"),
+        (
+            lambda plan: replace(plan, modes=modes_of(["ar", "draft_model"], [0.9])),
+            "draft_model",
+        ),
     ],
 )
 def test_bad_plans_are_refused_before_any_work(

@@ -35,28 +35,6 @@ marslm eval --suite paper --model runs/mine --allow-code --output runs/paper
 
 _WHAT = "What is asked"
 
-_COLUMNS = (
-    "task",
-    "strategy",
-    "tau",
-    "block",
-    "score",
-    "interval",
-    "n",
-    "difference",
-    "its_interval",
-    "identical",
-    "tokens_per_forward",
-    "truncated",
-    "seconds",
-)
-
-
-_COMPARED = (
-    *("task", "n", "left", "right", "difference", "its_interval"),
-    *("gained", "lost", "identical"),
-)
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -192,14 +170,14 @@ def compare(
     json: options.Json = None,
 ) -> None:
     """Show where two decoding modes, or two models, differ on the same items."""
-    from marslm.cli.evaluation_view import print_flip
-    from marslm.cli.render import console, print_rows
+    from marslm.cli.evaluation_view import print_comparison, print_flip
+    from marslm.cli.render import console
     from marslm.evaluation.compare import compare as compare_items
     from marslm.evaluation.folder import read_items
     from marslm.report import write_report
 
     rows, flips = compare_items(read_items(left), read_items(right))
-    print_rows([_for_the_eye(row) for row in rows], _COMPARED)
+    print_comparison(rows)
     for flip in flips[:show]:
         print_flip(flip)
     if len(flips) > show:
@@ -217,29 +195,18 @@ def _run(
 ) -> list[Row]:
     """Evaluate with progress; show the rows and write the reports."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # before the harness imports tqdm
-    from marslm.cli.render import print_rows
+    from marslm.cli.evaluation_view import print_scores
     from marslm.evaluation.markdown import page_of
     from marslm.files import write_text
     from marslm.report import write_report
 
     plan = asked.plan(strategies, taus, blocks)
     rows = _run_shown(plan, asked.output)
-    print_rows([_for_the_eye(row) for row in rows], _COLUMNS)
+    print_scores(rows)
     for path in [asked.output / "report.json", *([json] if json else [])]:
         write_report(path, rows)
     write_text(asked.output / "report.md", page_of(rows, f"{asked.model}, suite {asked.suite}"))
     return rows
-
-
-def _for_the_eye(row: Row) -> Row:
-    """Return a row with its intervals in one column each."""
-    intervals = {"interval": _interval(row, "score"), "its_interval": _interval(row, "difference")}
-    return {**row, **intervals}
-
-
-def _interval(row: Row, name: str) -> str | None:
-    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-    return None if low is None else f"{low:.3g}..{high:.3g}"
 
 
 def _run_shown(plan: Plan, output: Path) -> list[Row]:

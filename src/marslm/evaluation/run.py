@@ -10,7 +10,7 @@ import importlib.metadata
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lm_eval.api.task import ConfigurableTask
 from marslm._version import __version__
 from marslm.data.dialogues import Message
 from marslm.data.encode import render_prompt
+from marslm.engine.engine import Engine
 from marslm.errors import InputError
 from marslm.evaluation.answering import Generation
 from marslm.evaluation.benchmarks import Benchmark, Suite
@@ -34,6 +35,9 @@ from marslm.evaluation.tasks import build_tasks, check_local_files
 from marslm.models.loading import MarsModel, load, load_tokenizer
 from marslm.models.quantize import Quantize
 from marslm.report import Row
+from marslm.runtime.params import SamplingParams
+
+_TRIAL = SamplingParams(max_new_tokens=1)
 
 _VERSIONS = ("lm_eval", "torch", "transformers")
 
@@ -77,7 +81,7 @@ class Plan:
         return {
             "model": self.model,
             "adapter": self.adapter,
-            "adapter_sha256": None if self.adapter is None else _hash(Path(self.adapter)),
+            "adapter_sha256": _hash(self.adapter),
             "quantize": self.quantize,
             "suite": self.suite.name,
             "max_new_tokens": self.suite.max_new_tokens,
@@ -86,10 +90,12 @@ class Plan:
         }
 
 
-def _hash(folder: Path) -> str:
+def _hash(adapter: str | None) -> str | None:
     """Return one hash over the files of an adapter."""
+    if adapter is None:
+        return None
     digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
+    for path in sorted(path for path in Path(adapter).iterdir() if path.is_file()):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
@@ -141,20 +147,14 @@ def run(plan: Plan, output: Path, listener: Listener) -> list[Row]:
     # They log every task's settings several times, and draw bars.
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     datasets.disable_progress_bars()
+    models = _load_models(plan)
     folder = ResultsFolder(output)
     folder.begin(plan.identity)
     prepared = [_prepare(benchmark, plan) for benchmark in plan.benchmarks]
     progress = Progress(len(plan.modes) * sum(each.size for each in prepared))
     results: dict[tuple[Mode, str], list[Item]] = {}
-    adapted = plain = None
     for mode in plan.modes:
-        if mode.strategy == BASE:
-            plain = model = plain or load(plan.model, quantize=plan.quantize)
-        else:
-            adapted = model = adapted or load(
-                plan.model, adapter=plan.adapter, quantize=plan.quantize
-            )
-        lm = _language_model(model, mode, plan, folder, progress, listener)
+        lm = _language_model(models[mode.strategy == BASE], mode, plan, folder, progress, listener)
         for each in prepared:
             progress.mode, progress.task = mode.name, each.benchmark.name
             before = progress.done
@@ -164,6 +164,22 @@ def run(plan: Plan, output: Path, listener: Listener) -> list[Row]:
             folder.write_items(mode.name, each.benchmark.name, items)
             results[mode, each.benchmark.name] = items
     return rows_of(plan.modes, plan.benchmarks, plan.suite, results)
+
+
+def _load_models(plan: Plan) -> dict[bool, MarsModel]:
+    """Return the models that the modes need, by whether it is the base; InputError for a bad mode.
+
+    A mode that this model cannot run is refused now, not when its turn comes.
+    """
+    models: dict[bool, MarsModel] = {}
+    for base in {mode.strategy == BASE for mode in plan.modes}:
+        adapter = None if base else plan.adapter
+        models[base] = load(plan.model, adapter=adapter, quantize=plan.quantize)
+        engine = Engine(models[base], slots=1, max_length=1 + _TRIAL.max_new_tokens, pack=False)
+        for mode in plan.modes:
+            if base == (mode.strategy == BASE):
+                engine.new_sequence([0], replace(_TRIAL, **mode.arguments))
+    return models
 
 
 def _prepare(benchmark: Benchmark, plan: Plan) -> _Prepared:
