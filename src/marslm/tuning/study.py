@@ -24,6 +24,7 @@ from marslm.errors import InputError
 from marslm.models import tiny
 from marslm.models.loading import MarsModel, load
 from marslm.report import Row
+from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.params import SamplingParams
 from marslm.strategies.registry import strategy_names
 from marslm.train.config import TuneConfig
@@ -61,6 +62,10 @@ VARIANTS = (
     Variant("ar", {"objective": "ar"}, strategy=None),
     *(Variant(f"mars-b{b}", _mars(b)) for b in (4, 8, 16)),
     *(Variant(f"mars-b{b}-no-ar-loss", _mars(b, ar_weight=0.0)) for b in (4, 8, 16)),
+    Variant("mars-b4-balanced", _mars(4, balance_ar=True)),
+    Variant("mars-b4-distance-decay", _mars(4, distance_decay=0.8)),
+    Variant("mars-b8-random-window", _mars(8, random_window=True)),
+    Variant("mars-b8-curriculum", _mars(8, curriculum=0.5)),
     Variant("mars-b4-fixed", {"block_size": 4}),
     Variant("previous-mask-b4", {"block_size": 4, "block_start": "previous_mask"}),
     Variant("bidirectional-b4", _mars(4, attention="bidirectional")),
@@ -177,7 +182,12 @@ def _decode(model: MarsModel, params: SamplingParams) -> _Decoded | None:
         encode_prompt(model.tokenizer, [Message("user", problem.question)]) for problem in problems
     ]
     longest = max(map(len, prompts))
-    engine = Engine(model, slots=16, max_length=room_for(model, longest, params))
+    engine = Engine(
+        model,
+        slots=16,
+        max_length=room_for(model, longest, params),
+        costs=AssumedCosts(),  # figures are to tell of the model, not of the machine
+    )
     answers: list[Answer] = run_all(engine, prompts, params)
     right = sum(
         arithmetic.is_correct(problem, answer.text)
