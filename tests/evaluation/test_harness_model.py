@@ -151,6 +151,13 @@ def test_bad_arguments_are_refused(options: dict[str, object], said: str) -> Non
         MarsLM(build_model("llama"), **options)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_the_harness_command_line_names_a_gpu_that_need_not_be_there() -> None:
+    passed = {"device": "cuda:0", "batch_size": "auto:4", "max_batch_size": 16}
+    lm = MarsLM.create_from_arg_string("model=tiny,strategy=ar", passed)
+    assert lm.model.network.device.type == "cpu"
+
+
 def test_unknown_generation_settings_are_refused() -> None:
     with pytest.raises(InputError, match="generation_kwargs has num_beams: leave it out"):
         MarsLM(build_model("llama")).generate_until(instances(["Hi"], num_beams=2))

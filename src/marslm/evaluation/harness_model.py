@@ -62,13 +62,16 @@ class MarsLM(TemplateLM):  # type: ignore[misc]
     ) -> None:
         """Load the model, unless it is one already.
 
-        adapter: a folder, or "none"; by default the one that ships with the model. batch_size:
+        adapter: a folder, or "none"; by default the one that ships with the model. device: where
+        there is none of that kind, the CPU, for the harness names a GPU by default. batch_size:
         requests decoded together; max_batch_size, which the harness passes with "auto", is its
         upper end. answers: what was answered before, and where new answers go. on_answer: hears of
         every new answer.
         """
         super().__init__()
         if isinstance(model, str):
+            if device is not None and not torch.cuda.is_available():
+                device = "cpu"
             model = load(
                 model, adapter=find_adapter(model, adapter), device=device, quantize=quantize
             )
