@@ -10,6 +10,7 @@ import torch
 
 from marslm.models import int8_kernel
 from marslm.models.packed import make_linear
+from marslm.models.quantize import make_int8_update
 
 needs_kernel = pytest.mark.skipif(
     int8_kernel._library() is None, reason="no C compiler, or a CPU without AVX512-VNNI"
@@ -44,6 +45,29 @@ def test_the_kernel_gives_onednns_bits(
     torch.set_num_threads(threads)
     for count in range(1, len(rows) + 1):
         assert torch.equal(compiled(rows[:count]), libraries(rows[:count]))
+
+
+@needs_kernel
+@pytest.mark.parametrize(("inputs", "rank", "outputs"), [(32, 16, 48), (576, 96, 960)])
+def test_an_update_of_mask_rows_is_two_products(
+    inputs: int, rank: int, outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(rank)
+    down, up, x, y = (
+        torch.randn(shape, generator=generator)
+        for shape in ((rank, inputs), (outputs, rank), (20, inputs), (20, outputs))
+    )
+    compiled = make_int8_update(down, up)
+    monkeypatch.setattr(int8_kernel, "can_run", lambda weight: False)
+    libraries = make_int8_update(down, up)
+    for count in (1, 4, 9, 16, 20):
+        found, expected = y[:count].clone(), y[:count].clone()
+        compiled(found, x[:count])
+        libraries(expected, x[:count])
+        assert torch.equal(found, expected)
+        exact = (x[:count].double() @ down.double().t()) @ up.double().t()
+        added = (found - y[:count]).double()
+        assert (added - exact).norm() < 0.03 * exact.norm()
 
 
 def test_odd_shapes_are_left_to_onednn() -> None:

@@ -10,13 +10,15 @@ from typing import Annotated
 
 import typer
 
-from marslm.cli import bench_serve, options
+from marslm.cli import bench_engine, bench_serve, options
 from marslm.cli.decoding import Decoding
 from marslm.cli.groups import with_groups
 
 app = typer.Typer(help="Measure this machine and these methods.", no_args_is_help=True)
 app.command(epilog=bench_serve.EXAMPLES)(bench_serve.serve)
 app.command(epilog=bench_serve.EXAMPLES)(bench_serve.soak)
+app.command(epilog=bench_engine.EXAMPLES)(bench_engine.limit)
+app.command(epilog=bench_engine.EXAMPLES)(bench_engine.step)
 
 EXAMPLES = """
 [b]Examples[/b]
@@ -117,9 +119,7 @@ def _names(strategies: str, baseline: str | None, *, one_by_one: bool) -> list[s
     from marslm.errors import InputError
     from marslm.strategies.registry import check_strategy
 
-    names = _split(strategies)
-    if not names:
-        raise InputError("give at least one strategy, such as --strategies ar,lossless")
+    names = options.names(strategies)
     for name in names:
         check_strategy(name)
     if baseline not in (None, "none", TRANSFORMERS):

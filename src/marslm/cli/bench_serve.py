@@ -68,7 +68,7 @@ def serve(
     from marslm.report import Row, write_report
     from marslm.strategies.registry import check_strategy
 
-    names, counts = _names(strategies), _numbers(streams)
+    names, counts = options.names(strategies), options.counts("--streams", streams)
     for name in names:
         check_strategy(name)
     asked = [
@@ -149,24 +149,3 @@ def _arguments(model: str, adapter: str | None, quantize: str, *, slots: int) ->
     named = [] if adapter is None else ["--adapter", adapter]
     given = ["--model", model, *named, "--quantize", quantize]
     return [*given, "--slots", str(slots), "--max-waiting", "1000"]
-
-
-def _names(text: str) -> list[str]:
-    from marslm.errors import InputError
-
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise InputError("give at least one strategy, such as --strategies ar,lossless")
-    return names
-
-
-def _numbers(text: str) -> list[int]:
-    from marslm.errors import InputError
-
-    try:
-        numbers = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"--streams is {text!r}: give numbers, as in 1,4,16") from error
-    if min(numbers) < 1:
-        raise InputError(f"--streams is {text!r}: give at least 1")
-    return numbers

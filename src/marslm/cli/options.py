@@ -102,4 +102,27 @@ def warn_if_untrained(model: MarsModel, strategy: str) -> None:
         )
 
 
+def names(text: str) -> list[str]:
+    """Return comma-separated names of strategies; InputError if there are none."""
+    from marslm.errors import InputError
+
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise InputError("give at least one strategy, such as --strategies ar,lossless")
+    return found
+
+
+def counts(option: str, text: str) -> list[int]:
+    """Return comma-separated numbers of at least 1; InputError for anything else."""
+    from marslm.errors import InputError
+
+    try:
+        found = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"{option} is {text!r}: give numbers, as in 1,4,16") from error
+    if min(found) < 1:
+        raise InputError(f"{option} is {text!r}: give at least 1")
+    return found
+
+
 find_adapter = short_names.find_adapter

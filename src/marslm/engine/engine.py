@@ -106,7 +106,7 @@ class Engine:
 
     def new_sequence(self, prompt: list[int], params: SamplingParams) -> Sequence:
         """Return a request that is not queued; InputError if it cannot be answered."""
-        check_params(self.model, params, self._strategy(params.strategy or self.speed.strategy))
+        check_params(self.model, params, self.strategy(params.strategy or self.speed.strategy))
         room = self.check_prompt(prompt)
         params = replace(
             params,
@@ -215,7 +215,7 @@ class Engine:
         """Choose a request's strategy for this step."""
         params = sequence.params
         name = params.strategy or self.speed.strategy
-        if refused_fields(self.model, params, self._strategy(name)):
+        if refused_fields(self.model, params, self.strategy(name)):
             name = "ar"  # the knob was turned after the request came in
         if sequence.strategy != name:
             self._release(sequence)
@@ -225,7 +225,7 @@ class Engine:
             block = self.largest_block
         assert not isinstance(params.tau, str)  # resolved when it came in
         tau = self.speed.tau if params.tau is None else params.tau
-        return _Plan(sequence, chunk, self._strategy(name), StepSettings(block, tau, rows))
+        return _Plan(sequence, chunk, self.strategy(name), StepSettings(block, tau, rows))
 
     def _add_windows(self, plans: list[_Plan]) -> None:
         """Ask each strategy for the windows of its requests, all at once."""
@@ -266,7 +266,7 @@ class Engine:
         """Return how many tokens the answer may have; InputError, naming `source`, if none."""
         return check_prompt(self.model, prompt, self.max_length, source)
 
-    def _strategy(self, name: str) -> Strategy:
+    def strategy(self, name: str) -> Strategy:
         """Return this engine's strategy of that name, built when it is first asked for."""
         if name not in self._strategies:
             self._strategies[name] = create_strategy(name, self.facts)

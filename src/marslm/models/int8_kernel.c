@@ -73,10 +73,12 @@ static void sum_block(const uint8_t *w, const int8_t *levels, int in, __m512i *s
     }
 }
 
-// levels, row_steps, offsets: room for `rows` rows. in and out are multiples of 16.
-void marslm_int8_linear(
-    const float *x, const uint8_t *w, const float *steps, const float *bias, float *y,
-    int8_t *levels, float *row_steps, int32_t *offsets, int rows, int in, int out, int threads) {
+// levels, row_steps, offsets: room for `rows` rows. in and out are multiples of 16. base: what the
+// result is added to, bias [out] with `base_stride` 0, or [rows][out]; it may be y.
+static inline __attribute__((always_inline)) void product(
+    const float *x, const uint8_t *w, const float *steps, const float *base, long base_stride,
+    float *y, int8_t *levels, float *row_steps, int32_t *offsets, int rows, int in, int out,
+    int threads) {
     for (int r = 0; r < rows; r++)
         quantise_row(x + (long)r * in, in, levels + (long)r * in, row_steps + r, offsets + r);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
@@ -92,9 +94,27 @@ void marslm_int8_linear(
                 __m512i sum = _mm512_sub_epi32(sums[r], _mm512_set1_epi32(offsets[row]));
                 __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale);
                 value = _mm512_mul_ps(value, _mm512_set1_ps(row_steps[row]));
-                if (bias) value = _mm512_add_ps(value, _mm512_loadu_ps(bias + block * BLOCK));
+                if (base) {
+                    const float *added = base + row * base_stride + block * BLOCK;
+                    value = _mm512_add_ps(_mm512_loadu_ps(added), value);
+                }
                 _mm512_storeu_ps(y + (long)row * out + block * BLOCK, value);
             }
         }
     }
+}
+
+void marslm_int8_linear(
+    const float *x, const uint8_t *w, const float *steps, const float *bias, float *y,
+    int8_t *levels, float *row_steps, int32_t *offsets, int rows, int in, int out, int threads) {
+    product(x, w, steps, bias, 0, y, levels, row_steps, offsets, rows, in, out, threads);
+}
+
+// y += (x @ down.T) @ up.T, each product as above. low: room for [rows][rank].
+void marslm_int8_update(
+    const float *x, const uint8_t *down, const float *down_steps, const uint8_t *up,
+    const float *up_steps, float *y, float *low, int8_t *levels, float *row_steps,
+    int32_t *offsets, int rows, int in, int rank, int out, int threads) {
+    product(x, down, down_steps, 0, 0, low, levels, row_steps, offsets, rows, in, rank, threads);
+    product(low, up, up_steps, y, out, y, levels, row_steps, offsets, rows, rank, out, threads);
 }

@@ -14,7 +14,7 @@ import hashlib
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -37,34 +37,70 @@ def can_run(weight: Tensor) -> bool:
     return not any(size % _BLOCK for size in weight.shape) and _library() is not None
 
 
-def pack(levels: Tensor) -> Tensor:
-    """Return int8 levels [out, in] as the kernel reads them: unsigned, in blocks of 16 outputs."""
-    outputs, inputs = levels.shape
-    blocks = levels.view(outputs // _BLOCK, _BLOCK, inputs // 4, 4).transpose(1, 2)
-    return blocks.to(torch.int16).add_(128).to(torch.uint8).contiguous()
+@dataclass(frozen=True)
+class Levels:
+    """A weight [out, in] as int8 `levels` times `steps` [out]."""
+
+    levels: Tensor
+    steps: Tensor
+
+    def packed(self) -> Tensor:
+        """Return the levels as the kernel reads them: unsigned, in blocks of 16 outputs."""
+        outputs, inputs = self.levels.shape
+        blocks = self.levels.view(outputs // _BLOCK, _BLOCK, inputs // 4, 4).transpose(1, 2)
+        return blocks.to(torch.int16).add_(128).to(torch.uint8).contiguous()
 
 
-def make_product(levels: Tensor, steps: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Return x [up to MOST_ROWS, in] -> x @ (levels * steps).T + bias, rows quantised."""
-    library = _library()
-    assert library is not None
-    run = library.marslm_int8_linear
-    outputs, inputs = levels.shape
-    packed, steps = pack(levels), steps.contiguous()
-    row_levels = torch.empty(MOST_ROWS * inputs, dtype=torch.int8)
-    row_steps, offsets = torch.empty(MOST_ROWS), torch.empty(MOST_ROWS, dtype=torch.int32)
-    weights = (packed.data_ptr(), steps.data_ptr(), 0 if bias is None else bias.data_ptr())
-    scratch = (row_levels.data_ptr(), row_steps.data_ptr(), offsets.data_ptr())
-    owners = (packed, steps, bias, row_levels, row_steps, offsets)
+class Product:
+    """x [up to MOST_ROWS, in] -> x @ weight.T + bias, rows quantised each by itself."""
 
-    def product(x: Tensor, _owners: tuple[Tensor | None, ...] = owners) -> Tensor:
+    def __init__(self, weight: Levels, bias: Tensor | None) -> None:
+        """Pack the weight."""
+        self._run = _loaded().marslm_int8_linear
+        self._outputs, self._inputs = weight.levels.shape
+        self._kept = (weight.packed(), weight.steps.contiguous(), bias, *_scratch(self._inputs))
+        self._places = [0 if each is None else each.data_ptr() for each in self._kept]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return a new [rows, out]."""
         x = x.contiguous()
-        y = x.new_empty(len(x), outputs)
-        threads = torch.get_num_threads()
-        run(x.data_ptr(), *weights, y.data_ptr(), *scratch, len(x), inputs, outputs, threads)
+        y = x.new_empty(len(x), self._outputs)
+        weight, steps, bias, *scratch = self._places
+        sizes = (len(x), self._inputs, self._outputs, torch.get_num_threads())
+        self._run(x.data_ptr(), weight, steps, bias, y.data_ptr(), *scratch, *sizes)
         return y
 
-    return product
+
+class Update:
+    """y += (x @ down.T) @ up.T for up to MOST_ROWS rows, in place."""
+
+    def __init__(self, down: Levels, up: Levels) -> None:
+        """Pack both matrices."""
+        self._run = _loaded().marslm_int8_update
+        rank, self._inputs = down.levels.shape
+        self._sizes = (self._inputs, rank, len(up.levels))
+        matrices = (down.packed(), down.steps, up.packed(), up.steps)
+        low = torch.empty(MOST_ROWS * rank)
+        self._kept = (*matrices, low, *_scratch(max(self._inputs, rank)))
+        self._places = [each.data_ptr() for each in self._kept]
+
+    def __call__(self, y: Tensor, x: Tensor) -> None:
+        """Add to y [rows, out]; both are contiguous."""
+        places, threads = self._places, torch.get_num_threads()
+        sizes = (len(x), *self._sizes, threads)
+        self._run(x.data_ptr(), *places[:4], y.data_ptr(), *places[4:], *sizes)
+
+
+def _scratch(inputs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return room for the levels, steps and offsets of a call's rows."""
+    levels = torch.empty(MOST_ROWS * inputs, dtype=torch.int8)
+    return levels, torch.empty(MOST_ROWS), torch.empty(MOST_ROWS, dtype=torch.int32)
+
+
+def _loaded() -> ctypes.CDLL:
+    library = _library()
+    assert library is not None
+    return library
 
 
 @functools.cache
@@ -77,8 +113,12 @@ def _library() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(_compiled(compiler)))
     except (OSError, subprocess.CalledProcessError):
         return None
-    library.marslm_int8_linear.argtypes = [ctypes.c_void_p] * 8 + [ctypes.c_int] * 4
-    library.marslm_int8_linear.restype = None
+    for function, pointers, sizes in (
+        (library.marslm_int8_linear, 8, 4),
+        (library.marslm_int8_update, 10, 5),
+    ):
+        function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int] * sizes
+        function.restype = None
     return library
 
 

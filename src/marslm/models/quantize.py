@@ -61,6 +61,11 @@ def check_quantize(quantize: str, device: torch.device, dtype: torch.dtype | Non
         )
 
 
+def usable() -> list[Quantize]:
+    """Return the kinds that this machine's CPU can decode with."""
+    return [kind for kind in get_args(Quantize) if kind == "none" or _runs(kind)]
+
+
 def _runs(quantize: str) -> bool:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
@@ -91,21 +96,51 @@ def make_int8_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], 
     weight: [out, in], quantised symmetrically for each output. Each row of x [rows, in] is
     quantised by its own largest value.
     """
+    narrow = _narrow(weight)
+    few = int8_kernel.Product(narrow, bias) if int8_kernel.can_run(weight) else None
+    many = _onednn_product(narrow, bias)
+
+    def linear(x: Tensor) -> Tensor:
+        return few(x) if few is not None and len(x) <= int8_kernel.MOST_ROWS else many(x)
+
+    return linear
+
+
+def make_int8_update(down: Tensor, up: Tensor) -> Callable[[Tensor, Tensor], None]:
+    """Return (y, x) -> y += (x @ down.T) @ up.T in place; down: [rank, in], up: [out, rank]."""
+    ends = _narrow(down), _narrow(up)
+    runs = int8_kernel.can_run(down) and int8_kernel.can_run(up)
+    few = int8_kernel.Update(*ends) if runs else None
+    first, second = (_onednn_product(each, None) for each in ends)
+
+    def update(y: Tensor, x: Tensor) -> None:
+        if few is not None and len(x) <= int8_kernel.MOST_ROWS:
+            few(y, x)
+        else:
+            y += second(first(x))
+
+    return update
+
+
+def _narrow(weight: Tensor) -> int8_kernel.Levels:
+    """Return a weight's levels and steps."""
     steps = weight.abs().amax(dim=1).clamp_(min=_SMALLEST_STEP)
     steps /= weight_levels(torch.cpu._is_vnni_supported())
     # Packing ignores strides, and fused weights lie transposed.
     levels = weight.div(steps[:, None]).round_().to(torch.int8).contiguous()
-    packed = torch.ops.onednn.qlinear_prepack(levels, [_TYPICAL_ROWS, weight.shape[1]])
-    zeros = torch.zeros(len(weight), dtype=torch.int64)
+    return int8_kernel.Levels(levels, steps)
+
+
+def _onednn_product(weight: int8_kernel.Levels, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    packed = torch.ops.onednn.qlinear_prepack(
+        weight.levels, [_TYPICAL_ROWS, weight.levels.shape[1]]
+    )
+    steps, zeros = weight.steps, torch.zeros(len(weight.steps), dtype=torch.int64)
     product = torch.ops.onednn.qlinear_pointwise.default
     smallest = torch.tensor(_SMALLEST_STEP)
     kind = torch.float32
 
-    few = int8_kernel.make_product(levels, steps, bias) if int8_kernel.can_run(weight) else None
-
     def linear(x: Tensor) -> Tensor:
-        if few is not None and len(x) <= int8_kernel.MOST_ROWS:
-            return few(x)
         largest = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
         row_steps = torch.add(smallest, largest, alpha=1 / _ROW_LEVELS)
         rows = x.div(row_steps).round_().to(torch.int8)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -16,29 +16,14 @@ from torch import Tensor, nn
 
 from marslm.models.adapter import Adapter, LowRank
 from marslm.models.packed import Linear, make_linear
-from marslm.models.quantize import Quantize
+from marslm.models.quantize import Quantize, make_int8_update
 
 RowIndex: TypeAlias = "slice | Tensor"
 """Rows of a batch: a slice where they follow one another, since that gives views."""
 
 
-class MaskUpdate(Protocol):
-    """What a mask-only adapter adds to the mask rows of a projection."""
-
-    def add_to(self, y: Tensor, x: Tensor) -> None:
-        """Add the update of x [masks, in] to y [masks, out] in place."""
-
-
-@dataclass(frozen=True)
-class NarrowUpdate:
-    """An update whose matrices are as narrow as the projection's: two products for all parts."""
-
-    down: Linear
-    up: Linear
-
-    def add_to(self, y: Tensor, x: Tensor) -> None:
-        """Add the update of x [masks, in] to y [masks, out] in place."""
-        y += self.up(self.down(x))
+MaskUpdate: TypeAlias = Callable[[Tensor, Tensor], None]
+"""Adds a mask-only adapter's update of x [masks, in] to y [masks, out], in place."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +38,7 @@ class PlainUpdate:
     down: Tensor
     ups: list[tuple[slice, slice, Tensor]]
 
-    def add_to(self, y: Tensor, x: Tensor) -> None:
+    def __call__(self, y: Tensor, x: Tensor) -> None:
         """Add the update of x [masks, in] to y [masks, out] in place."""
         low = torch.mm(x, self.down)
         for columns, ranks, up in self.ups:
@@ -72,7 +57,7 @@ class Projection:
         y = self.base(x)
         if masks is not None and self.update is not None:
             rows = y[masks]
-            self.update.add_to(rows, x[masks])
+            self.update(rows, x[masks])
             if isinstance(masks, Tensor):
                 y[masks] = rows
         return y
@@ -177,8 +162,8 @@ def _fuse_updates(
     """Return one update for fused linears, None if none of them has one."""
     if not any(updates):
         return None
-    if quantize != "none":
-        return _narrow_update(linears, updates, quantize)
+    if quantize == "int8":
+        return make_int8_update(*_block_diagonal(linears, updates))
     downs: list[Tensor] = []
     ups: list[tuple[slice, slice, Tensor]] = []
     column = rank = 0
@@ -194,10 +179,10 @@ def _fuse_updates(
     return PlainUpdate(torch.cat(downs).t().contiguous(), ups)
 
 
-def _narrow_update(
-    linears: list[nn.Module], updates: list[LowRank | None], quantize: Quantize
-) -> NarrowUpdate:
-    """Return the updates of fused linears as two narrow products, the second block-diagonal.
+def _block_diagonal(
+    linears: list[nn.Module], updates: list[LowRank | None]
+) -> tuple[Tensor, Tensor]:
+    """Return the updates of fused linears as one: down [rank of all, in] and up [out, rank].
 
     Every direction of `down` gets length 1, so that all can share the levels of one row.
     """
@@ -211,11 +196,7 @@ def _narrow_update(
         lengths = down.norm(dim=1).clamp(min=_SMALLEST_LENGTH)
         downs.append(down / lengths[:, None])
         ups.append(up * lengths)
-    blocks = torch.block_diag(*ups)  # type: ignore[no-untyped-call]
-    return NarrowUpdate(
-        make_linear(torch.cat(downs), pack=True, quantize=quantize),
-        make_linear(blocks, pack=True, quantize=quantize),
-    )
+    return torch.cat(downs), torch.block_diag(*ups)  # type: ignore[no-untyped-call]
 
 
 def weight_of(module: nn.Module) -> Tensor:

@@ -70,11 +70,14 @@ class Work:
 
 
 class Runner:
-    """Runs `Work` through a decoder and its cache."""
+    """Runs `Work` through a decoder and its cache.
+
+    decoder: what computes.
+    """
 
     def __init__(self, decoder: Decoder, cache: SlotCache, mask_token_id: int) -> None:
         """Keep the decoder and the cache; rows with `mask_token_id` are masks."""
-        self._decoder = decoder
+        self.decoder = decoder
         self._cache = cache
         self._mask_token_id = mask_token_id
 
@@ -88,10 +91,10 @@ class Runner:
             range(len(works)), key=lambda i: (len(works[i].tokens) > _WIDE, works[i].slot)
         )
         ordered = [works[i] for i in order]
-        hidden = self._decoder.hidden(self._lay_out(ordered), self._cache)
+        hidden = self.decoder.hidden(self._lay_out(ordered), self._cache)
         wanted = [work.wanted for work in ordered]
         split = zip(
-            torch.split(self._decoder.logits(hidden), wanted),
+            torch.split(self.decoder.logits(hidden), wanted),
             torch.split(hidden, wanted),
             strict=True,
         )
@@ -101,7 +104,7 @@ class Runner:
     def _lay_out(self, works: list[Work]) -> RowBatch:
         ids = torch.tensor([token for work in works for token in work.tokens])
         slots = torch.tensor([work.slot for work in works for _ in work.tokens])
-        device = self._decoder.device
+        device = self.decoder.device
         cells = torch.tensor([cell for work in works for cell in work.cells], device=device)
         in_text_order = all(work.window.parents is None for work in works)
         positions = [] if in_text_order else [p for work in works for p in work.positions]
@@ -163,11 +166,11 @@ class Runner:
             width=width,
             keys=keys,
             mask=None if sees_all else self._scores_mask(seen, keys, trees),
-            scatter=None if full else torch.tensor(scatter, device=self._decoder.device),
+            scatter=None if full else torch.tensor(scatter, device=self.decoder.device),
         )
 
     def _scores_mask(self, seen: Tensor, keys: int, trees: list[Tree]) -> Tensor:
-        decoder = self._decoder
+        decoder = self.decoder
         group_size = decoder.heads // decoder.kv_heads
         visible = window_mask(seen.to(decoder.device), keys, trees)
         hidden = ~visible.repeat_interleave(group_size, dim=-2)
