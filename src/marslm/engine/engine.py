@@ -221,7 +221,7 @@ class Engine:
             self._release(sequence)
             sequence.strategy = name
         block = block_of(self.model, params)
-        if params.block is None and self._strategy(name).reads_masks:
+        if params.block is None and self.strategy(name).reads_masks:
             block = self.largest_block
         assert not isinstance(params.tau, str)  # resolved when it came in
         tau = self.speed.tau if params.tau is None else params.tau
