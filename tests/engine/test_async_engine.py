@@ -147,7 +147,7 @@ def test_a_bad_request_takes_the_good_ones_beside_it_with_it(engine: AsyncEngine
     assert engine.engine.waiting == 0
 
 
-@pytest.mark.parametrize("place", ["propose", "forward", "accept", "commit"])
+@pytest.mark.parametrize("place", ["propose", "forward_with_hidden", "accept", "commit"])
 def test_a_fault_of_one_request_harms_no_other(
     fitted_model: MarsModel, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -175,12 +175,12 @@ def test_a_fault_of_one_request_harms_no_other(
 
 def break_at(place: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have one part of a step raise for the request with seed 666 in its third step."""
-    owner: object = {"forward": engine.runner, "commit": Sequence}.get(place, Lossless)
+    owner: object = {"forward_with_hidden": engine.runner, "commit": Sequence}.get(place, Lossless)
     real = getattr(owner, place)
 
     def broken(*arguments: Any) -> Any:
-        sequences = engine._scheduler.running if place == "forward" else flat(arguments)
-        slots = {work.slot for work in arguments[0]} if place == "forward" else None
+        sequences = engine._scheduler.running if place == "forward_with_hidden" else flat(arguments)
+        slots = {work.slot for work in arguments[0]} if place == "forward_with_hidden" else None
         for sequence in sequences:
             ill = sequence.params.seed == 666 and len(sequence.runs) == 2
             if ill and (slots is None or sequence.slot in slots):

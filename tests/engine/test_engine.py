@@ -14,6 +14,7 @@ from marslm.engine.engine import Engine
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
+from marslm.runtime.runner import Work
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
 from marslm.strategies import registry
@@ -296,14 +297,18 @@ def test_requests_that_come_while_others_run_are_served(small: MarsModel) -> Non
 
 
 def test_no_slot_leaks(small: MarsModel) -> None:
-    """Five hundred random operations; then as many requests run at once as there are slots."""
+    """Ten thousand random operations; then as many requests run at once as there are slots.
+
+    The scheduler itself checks, whenever a request leaves, that every slot is free or held by one.
+    """
     generator = random.Random(0)
     slots = 4
     engine = Engine(small, slots=slots, token_budget=11, pack=False)
     alive: list[Sequence] = []
-    for _ in range(500):
+    ended: list[Sequence] = []
+    for _ in range(10_000):
         action = generator.random()
-        if action < 0.3:
+        if action < 0.35:
             [prompt] = random_prompts([generator.randrange(1, 12)], seed=generator.randrange(99))
             params = SamplingParams(
                 strategy=generator.choice(["ar", "mars", "lossless"]),
@@ -312,22 +317,46 @@ def test_no_slot_leaks(small: MarsModel) -> None:
                 temperature=generator.choice([0.0, 1.0]),
             )
             alive.append(engine.add(prompt, params))
-        elif action < 0.4 and alive:
-            engine.abort(generator.choice(alive))
+        elif action < 0.7 and alive:
+            engine.abort(generator.choice(alive[-8:]))
         elif engine.busy:
             engine.step()
         held = [sequence.slot for sequence in alive if sequence.slot is not None]
         assert len(held) == len(set(held)) <= slots
         assert all(sequence.slot is None for sequence in alive if sequence.finished)
+        ended += [sequence for sequence in alive if sequence.finished]
+        alive = [sequence for sequence in alive if not sequence.finished]
     for _ in engine.run():
         pass
     assert all(sequence.finished for sequence in alive)
-    reasons = {sequence.transcript.finish_reason for sequence in alive}
+    reasons = {sequence.transcript.finish_reason for sequence in [*ended, *alive]}
     assert reasons == {"stop", "length", "abort"}
 
     again = [engine.add([n + 1], SamplingParams(max_new_tokens=5)) for n in range(slots)]
     engine.step()
     assert sorted(sequence.slot for sequence in again if sequence.slot is not None) == [0, 1, 2, 3]
+
+
+def test_a_long_prompt_never_stalls_those_that_decode(small: MarsModel) -> None:
+    """The gap between two tokens is one step, whose rows the token budget bounds."""
+    engine = Engine(small, slots=4, token_budget=8, pack=False)
+    params = SamplingParams(strategy="ar", max_new_tokens=16, ignore_eos=True)
+    decoding = [engine.add([n], params) for n in range(3)]
+    engine.step()
+    reader = engine.add(random_prompts([45])[0], params)
+    fed: list[int] = []
+    forward = engine.runner.forward_with_hidden
+
+    def spy(works: list[Work]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        fed.append(sum(len(work.tokens) for work in works))
+        return forward(works)
+
+    engine.runner.forward_with_hidden = spy
+    while not reader.runs:
+        events = engine.step()
+        assert {id(event.sequence) for event in events} >= {id(each) for each in decoding}
+    assert max(fed) <= 8
+    assert len(fed) == 9  # 45 tokens, five a step beside three decoding requests
 
 
 def test_the_block_is_the_trained_one_unless_a_request_says_otherwise(

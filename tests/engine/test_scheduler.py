@@ -32,7 +32,9 @@ def make_scheduler(slots: int, token_budget: int) -> tuple[Scheduler, SlotCache]
 def request(number: int, length: int, cached: int = 0) -> Sequence:
     params = SamplingParams()
     transcript = Transcript(TOKENIZER, params, frozenset())
-    sequence = Sequence(number, list(range(length)), params, transcript)
+    # No two have a beginning in common, or the later one would find it in the cache.
+    prompt = list(range(100 * number, 100 * number + length))
+    sequence = Sequence(number, prompt, params, transcript)
     sequence.advance(cached)
     return sequence
 

@@ -54,6 +54,10 @@ class Load:
     max_length: Annotated[
         int | None, panel_option(_LOAD, help="Tokens of prompt and answer together.")
     ] = None
+    cache_mb: Annotated[
+        int | None,
+        panel_option(_LOAD, help="Most megabytes of keys and values for all slots."),
+    ] = None
     max_body: Annotated[int, panel_option(_LOAD, help="Bytes of a request body.")] = 1 << 20
     timeout: Annotated[float, panel_option(_LOAD, help="Seconds that a request may take.")] = 600
     drain: Annotated[int, panel_option(_LOAD, help="Seconds to finish in when stopped.")] = 30
@@ -99,7 +103,12 @@ def serve(
     log_to_stderr(log_level)
     loaded = loading.load(model, adapter=options.find_adapter(model, adapter), quantize=quantize)
     options.warn_if_untrained(loaded, strategy)
-    engine = Engine(loaded, slots=load.slots, max_length=load.max_length)
+    engine = Engine(
+        loaded,
+        slots=load.slots,
+        max_length=load.max_length,
+        cache_bytes=None if load.cache_mb is None else load.cache_mb * 1_000_000,
+    )
     engine.speed.strategy, engine.speed.tau = strategy, tau
     traces = None
     if otlp_endpoint is not None:

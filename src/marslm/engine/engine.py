@@ -21,6 +21,8 @@ from marslm.engine.admission import (
     resolve_tau,
     trained_block,
 )
+from marslm.engine.memory import length_within
+from marslm.engine.plan import Plan, add_windows
 from marslm.engine.scheduler import Scheduler
 from marslm.engine.speed import SpeedKnob
 from marslm.errors import InputError
@@ -30,10 +32,9 @@ from marslm.runtime.costs import StepCosts
 from marslm.runtime.decoder import Decoder
 from marslm.runtime.logprobs import TokenLogprobs, read_logprobs
 from marslm.runtime.params import SamplingParams
-from marslm.runtime.runner import Runner, Work
+from marslm.runtime.runner import Runner
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.stopping import FinishReason, Transcript
-from marslm.runtime.window import Window
 from marslm.strategies.base import DraftSide, EngineFacts, Outcome, StepSettings, Strategy
 from marslm.strategies.registry import create_strategy
 
@@ -72,6 +73,7 @@ class Engine:
         *,
         slots: int = 8,
         max_length: int | None = None,
+        cache_bytes: int | None = None,
         token_budget: int = 512,
         pack: bool = True,
         costs: StepCosts | None = None,
@@ -79,6 +81,7 @@ class Engine:
     ) -> None:
         """Build the decoder and its cache; `pack=False` keeps plain linears.
 
+        cache_bytes: the most that the cache may take; requests can then only be as long as fits.
         costs: what steps cost, by which windows are chosen; by default as measured here. draft: the
         second model of the strategies that need one.
         """
@@ -89,6 +92,8 @@ class Engine:
         self.speed = SpeedKnob()
         self.slots = slots
         self.max_length = min(max_length or _DEFAULT_LENGTH, model.context_length)
+        if cache_bytes is not None:
+            self.max_length = min(self.max_length, length_within(model, slots, cache_bytes))
         decoder = Decoder(model, max_length=self.max_length, pack=pack)
         self._cache = decoder.new_cache(slots)
         self.runner = Runner(decoder, self._cache, model.mask_token_id)
@@ -174,11 +179,11 @@ class Engine:
             self._note_cost([plan for plan, _ in parts], time.perf_counter() - start)
         return [event for event in events if event is not None]
 
-    def _forward(self, scheduled: ListOf[tuple[Sequence, list[int]]]) -> list[tuple[_Plan, Tensor]]:
+    def _forward(self, scheduled: ListOf[tuple[Sequence, list[int]]]) -> list[tuple[Plan, Tensor]]:
         """Run the forward of some requests; return each one's plan and logits."""
         rows = sum(len(chunk) for _, chunk in scheduled)
         plans = [self._plan(sequence, chunk, rows) for sequence, chunk in scheduled]
-        self._add_windows([plan for plan in plans if plan.whole])
+        add_windows([plan for plan in plans if plan.whole], self.max_length)
         results = self.runner.forward_with_hidden([plan.work for plan in plans])
         for plan, (_, hidden) in zip(plans, results, strict=True):
             if plan.whole:
@@ -191,7 +196,7 @@ class Engine:
         except Exception as fault:
             return self._fail(sequence, fault)
 
-    def _settle_safely(self, plan: _Plan, logits: Tensor) -> StepEvent | None:
+    def _settle_safely(self, plan: Plan, logits: Tensor) -> StepEvent | None:
         try:
             return self._settle(plan, logits)
         except Exception as fault:
@@ -203,7 +208,7 @@ class Engine:
         self.abort(sequence, "error")
         return StepEvent(sequence, [], "")
 
-    def _note_cost(self, plans: list[_Plan], seconds: float) -> None:
+    def _note_cost(self, plans: list[Plan], seconds: float) -> None:
         """Tell strategies what a decoding step of this many rows has cost."""
         if any(len(plan.sequence.runs) < 2 for plan in plans):
             return  # a prompt was read, most of whose rows need no logits
@@ -211,7 +216,7 @@ class Engine:
         masks = any(self.model.mask_token_id in plan.window.tokens for plan in plans)
         self.facts.costs.observe(sum(len(plan.chunk) for plan in plans) + window, masks, seconds)
 
-    def _plan(self, sequence: Sequence, chunk: list[int], rows: int) -> _Plan:
+    def _plan(self, sequence: Sequence, chunk: list[int], rows: int) -> Plan:
         """Choose a request's strategy for this step."""
         params = sequence.params
         name = params.strategy or self.speed.strategy
@@ -225,19 +230,9 @@ class Engine:
             block = self.largest_block
         assert not isinstance(params.tau, str)  # resolved when it came in
         tau = self.speed.tau if params.tau is None else params.tau
-        return _Plan(sequence, chunk, self.strategy(name), StepSettings(block, tau, rows))
+        return Plan(sequence, chunk, self.strategy(name), StepSettings(block, tau, rows))
 
-    def _add_windows(self, plans: list[_Plan]) -> None:
-        """Ask each strategy for the windows of its requests, all at once."""
-        for strategy in dict.fromkeys(plan.strategy for plan in plans):
-            mine = [plan for plan in plans if plan.strategy is strategy]
-            windows = strategy.propose(
-                [plan.sequence for plan in mine], [plan.settings for plan in mine]
-            )
-            for plan, window in zip(mine, windows, strict=True):
-                plan.window = window.cut(self.max_length - len(plan.sequence.tokens))
-
-    def _settle(self, plan: _Plan, logits: Tensor) -> StepEvent | None:
+    def _settle(self, plan: Plan, logits: Tensor) -> StepEvent | None:
         """Commit what the strategy accepts and move the cursor."""
         sequence = plan.sequence
         if sequence.runs:
@@ -277,26 +272,3 @@ def _logprobs(sequence: Sequence, outcome: Outcome, logits: Tensor) -> list[Toke
     """Return the log-probabilities of an outcome's tokens, none if they were not asked for."""
     count, tokens = sequence.params.logprobs, outcome.new_tokens
     return [] if count is None else read_logprobs(logits[: len(tokens)], tokens, count)
-
-
-@dataclass
-class _Plan:
-    """One request's part in a step: pending tokens, then the window once they are whole."""
-
-    sequence: Sequence
-    chunk: list[int]
-    strategy: Strategy
-    settings: StepSettings
-    window: Window = field(default_factory=Window)
-
-    @property
-    def whole(self) -> bool:
-        """Whether all pending tokens are fed, so that the step brings a token."""
-        return self.sequence.num_cached + len(self.chunk) == len(self.sequence.tokens)
-
-    @property
-    def work(self) -> Work:
-        """What the runner is given."""
-        sequence, wanted = self.sequence, 1 + len(self.window) if self.whole else 0
-        assert sequence.slot is not None
-        return Work(sequence.slot, sequence.num_cached, self.chunk, self.window, wanted)

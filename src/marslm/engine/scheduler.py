@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from marslm.engine.prefixes import Prefixes
 from marslm.runtime.cache import SlotCache
 from marslm.runtime.sequence import Sequence
 
@@ -21,6 +22,7 @@ class Scheduler:
         self._token_budget = token_budget
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self._prefixes = Prefixes()
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request."""
@@ -33,9 +35,7 @@ class Scheduler:
         share what is left of the budget, oldest first.
         """
         while self.waiting and self._cache.free_slots:
-            sequence = self.waiting.popleft()
-            sequence.slot = self._cache.take_slot()
-            self.running.append(sequence)
+            self._admit(self.waiting.popleft())
         budget, chunks = self._token_budget, []
         for sequence in sorted(self.running, key=_pending_prompt):
             chunk = sequence.pending[: max(0, budget)]
@@ -44,14 +44,32 @@ class Scheduler:
                 budget -= len(chunk)
         return chunks
 
+    def _admit(self, sequence: Sequence) -> None:
+        """Give a request the lowest free slot, with what the cache has of its prompt."""
+        source, tokens = self._prefixes.longest(sequence.tokens, self.running)
+        sequence.slot = self._cache.take_slot()
+        self._prefixes.take(sequence.slot)
+        self._cache.copy(source, sequence.slot, tokens)
+        sequence.advance(tokens)
+        self.running.append(sequence)
+
     def retire(self, sequence: Sequence) -> None:
         """Take a request out, wherever it is, and free its slot."""
         if sequence.slot is None:
             self.waiting.remove(sequence)
         else:
             self.running.remove(sequence)
+            self._prefixes.keep(sequence.slot, sequence)
             self._cache.release_slot(sequence.slot)
             sequence.slot = None
+        self._check()
+
+    def _check(self) -> None:
+        """Every slot is free or held by one running request; none leaks."""
+        held = {sequence.slot for sequence in self.running}
+        assert None not in held
+        assert len(held) == len(self.running)
+        assert self._cache.free_slots + len(held) == self._cache.slots
 
 
 def _pending_prompt(sequence: Sequence) -> tuple[bool, int]:

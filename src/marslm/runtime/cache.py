@@ -49,6 +49,7 @@ class SlotCache:
         shape = (layers, slots, 2 * kv_heads, whole_blocks(max_length), head_dim)
         self._cells = torch.zeros(shape, dtype=dtype, device=device)
         self.kv_heads = kv_heads
+        self.slots = slots
         self.max_length = max_length
         self._free = list(range(slots))
 
@@ -67,6 +68,11 @@ class SlotCache:
         """Give a slot back; its cells become garbage."""
         assert slot not in self._free
         self._free.append(slot)
+
+    def copy(self, source: int, target: int, cells: int) -> None:
+        """Copy the first `cells` cells of one slot to another."""
+        if source != target and cells:
+            self._cells[:, target, :, :cells] = self._cells[:, source, :, :cells]
 
     def readers(self, slots: slice, length: int) -> list[tuple[Tensor, Tensor]]:
         """Return each layer's keys and values as views [slots, kv_heads, length, head_dim]."""
