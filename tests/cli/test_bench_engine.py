@@ -33,3 +33,15 @@ def test_the_commands_report(cli: Cli, tmp_path: Path, monkeypatch: pytest.Monke
         assert sum(parts) + row["bookkeeping_share"] == pytest.approx(1)
         assert row["steps"] >= 1
     assert cli("bench", "step", "-m", "tiny", "--batches", "0").code == 2
+
+
+def test_batch_drains_a_queue_in_every_way(cli: Cli, model_folder: Path, tmp_path: Path) -> None:
+    prompts, report = tmp_path / "prompts.jsonl", tmp_path / "batch.json"
+    prompts.write_text('{"prompt": "One and one?"}\n{"prompt": "Hm"}\n')
+    small = ("bench", "batch", "-m", model_folder, "--data", prompts, "-n", 5)
+    done = cli(*small, "--requests", 3, "--batches", 2, "--granularities", 4, "--json", report)
+    assert done.code == 0, done.err
+    rows = json.loads(report.read_text())["rows"]
+    assert [row["way"] for row in rows] == ["ar", "ours", "no cache", "barrier"]
+    assert {row["tokens"] for row in rows} == {15}
+    assert cli(*small, "--requests", 0).code == 2

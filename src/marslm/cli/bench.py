@@ -19,6 +19,7 @@ app.command(epilog=bench_serve.EXAMPLES)(bench_serve.serve)
 app.command(epilog=bench_serve.EXAMPLES)(bench_serve.soak)
 app.command(epilog=bench_engine.EXAMPLES)(bench_engine.limit)
 app.command(epilog=bench_engine.EXAMPLES)(bench_engine.step)
+app.command(epilog=bench_engine.EXAMPLES)(bench_engine.batch)
 
 EXAMPLES = """
 [b]Examples[/b]

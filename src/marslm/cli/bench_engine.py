@@ -1,4 +1,4 @@
-"""`marslm bench limit` and `bench step`: the engine against the machine, and inside one step.
+"""`marslm bench limit`, `step` and `batch`: the engine against the machine, and against a barrier.
 
 Knows nothing about how they are measured.
 """
@@ -17,6 +17,8 @@ EXAMPLES = """
 marslm bench limit --model smollm2 --json limit.json
 
 marslm bench step --profile --strategies ar,lossless --batches 1,4,16 --quantize int8
+
+marslm bench batch --requests 64 --batches 1,4,8,16 --granularities 4,16,64,256 --json batch.json
 """
 
 _LIMIT_COLUMNS = (
@@ -113,3 +115,65 @@ def step(
     print_rows(rows, _STEP_COLUMNS if profile else _STEP_COLUMNS[:3])
     if json is not None:
         write_report(json, [{**row, "model": model, "adapter": adapter} for row in rows])
+
+
+_BATCH_COLUMNS = (
+    "batch",
+    "way",
+    "granularity",
+    "steps",
+    "rows",
+    "seconds",
+    "tokens",
+    "gain_in_steps",
+    "gain",
+    "seconds_at_papers_step",
+)
+
+
+def batch(
+    model: options.Model = "smollm2",
+    adapter: options.Adapter = None,
+    quantize: options.Quantize = "none",
+    tau: options.Tau = 0.7,
+    batches: Annotated[str, typer.Option(help="Requests at once, comma-separated.")] = "1,4,8,16",
+    granularities: Annotated[
+        str, typer.Option(help="Tokens of a block of the barrier's cache, comma-separated.")
+    ] = "4,16,64,256",
+    requests: Annotated[int, typer.Option(help="The queue that is drained.")] = 64,
+    data: Annotated[
+        str,
+        typer.Option(help="spec_bench (in the folder named by MARSLM_DATA) or a file of prompts."),
+    ] = "spec_bench",
+    max_new_tokens: options.MaxNewTokens = 64,
+    json: options.Json = None,
+) -> None:
+    """Drain a queue with the paper's block cache, with no cache, and with our engine (table 5)."""
+    from marslm.bench.block_barrier import BatchBench
+    from marslm.cli.render import console, print_rows
+    from marslm.data.spec_bench import read_prompts
+    from marslm.engine.api import encode
+    from marslm.errors import InputError
+    from marslm.models.loading import load
+    from marslm.report import Row, write_report
+    from marslm.runtime.params import SamplingParams
+
+    if requests < 1:
+        raise InputError(f"requests is {requests}: give at least 1")
+    sizes, blocks = (
+        options.counts("--batches", batches),
+        options.counts("--granularities", granularities),
+    )
+    params = SamplingParams(
+        strategy="mars", tau=tau, max_new_tokens=max_new_tokens, ignore_eos=True
+    )
+    texts = read_prompts(data, count=requests, data_folder=None)
+    adapter = options.find_adapter(model, adapter)
+    loaded = load(model, adapter=adapter, quantize=quantize)
+    queue = [encode(loaded, list(texts[i % len(texts)].messages)) for i in range(requests)]
+    with console.status("draining") as status:
+        found = BatchBench(loaded, queue, params).rows(sizes, blocks, status.update)
+    given: Row = {"strategy": "mars", "tau": tau, "model": model, "quantize": quantize}
+    print_rows(found, _BATCH_COLUMNS)
+    if json is not None:
+        write_report(json, [{**row, **given, "adapter": adapter} for row in found])
