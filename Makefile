@@ -38,7 +38,7 @@ test-recipes: $(READY) ## Run whole recipes on the tiny model.
 	$(BIN)/python -m pytest -m recipes
 
 test-serve: $(READY) ## Run the server's tests with a browser and other people's clients.
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[clients]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[clients,ray]'
 	command -v chromium >/dev/null || $(BIN)/playwright install chromium
 	$(BIN)/python -m pytest -m clients tests/serve
 

@@ -23,20 +23,23 @@ from marslm.serve.config import ServeConfig
 from marslm.serve.limits import ApiKey, BodyLimit
 from marslm.serve.logs import RequestIds
 from marslm.serve.metrics import CountResponses
-from marslm.serve.service import Service
+from marslm.serve.service import KnobLink, Service
 
 PAGE = Path(__file__).parent / "page"
 
 
 def create_app(
-    engine: AsyncEngine, config: ServeConfig, traces: TracerProvider | None = None
+    engine: AsyncEngine,
+    config: ServeConfig,
+    traces: TracerProvider | None = None,
+    link: KnobLink | None = None,
 ) -> FastAPI:
     """Return the application; its `state.service` is what its routes share.
 
     The engine's thread ends with the application. traces: where spans go, by default wherever
-    OpenTelemetry's global provider sends them.
+    OpenTelemetry's global provider sends them. link: to other servers that share the knob.
     """
-    service = Service(engine, config, get_tracer("marslm", tracer_provider=traces))
+    service = Service(engine, config, get_tracer("marslm", tracer_provider=traces), link)
     app = FastAPI(
         title="marslm",
         version=__version__,
@@ -68,12 +71,16 @@ def create_app(
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
-    target = service.config.target
-    turning = None if target is None else asyncio.create_task(speed.follow_load(service, target))
+    target, link = service.config.target, service.link
+    turning = []
+    if target is not None:
+        turning.append(asyncio.create_task(speed.follow_load(service, target)))
+    if link is not None:
+        turning.append(asyncio.create_task(link.follow(service.knob)))
     yield
     service.draining = True
-    if turning is not None:
-        turning.cancel()
+    for task in turning:
+        task.cancel()
     await asyncio.to_thread(service.engine.close)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import Protocol
 
 from opentelemetry.trace import Tracer
 
@@ -22,19 +23,37 @@ _MEMORY = 0.8
 """Weight of the past in the mean duration of requests."""
 
 
+class KnobLink(Protocol):
+    """The way to other servers that share one knob."""
+
+    async def publish(self, knob: SpeedKnob) -> None:
+        """Tell them how it is set now."""
+
+    async def follow(self, knob: SpeedKnob) -> None:
+        """Set `knob` as whoever turns it last, for ever."""
+
+
 class Service:
     """An engine, its limits and its instruments.
 
-    draining: set once the server takes no more requests; those it has go on.
+    link: to other servers that share the knob, if there are any. draining: set once the server
+    takes no more requests; those it has go on.
     """
 
-    def __init__(self, engine: AsyncEngine, config: ServeConfig, tracer: Tracer) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        config: ServeConfig,
+        tracer: Tracer,
+        link: KnobLink | None = None,
+    ) -> None:
         """Set up the instruments."""
         self.engine = engine
         self.config = config
         self.encoder = PromptEncoder(engine.engine)
         self.metrics = Metrics(engine, config.model_name)
         self.tracer = tracer
+        self.link = link
         self.pace = PaceMeter()
         self.created = int(time.time())
         self.draining = False

@@ -56,6 +56,8 @@ def router(service: Service) -> APIRouter:
             service.knob.tau = body.tau
         if body.block is not None:
             service.knob.block = body.block
+        if service.link is not None:
+            await service.link.publish(service.knob)
         service.metrics.moved("request")
         logger.info("speed set", extra=body.model_dump(exclude_none=True))
         return current()
