@@ -187,4 +187,8 @@ metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}
         task_manager=TaskManager(include_path=tmp_path, include_defaults=False),
     )
     assert results["results"]["made"]["exact_match,none"] == 0
+    counts = results["config"]["counts"]["made"]
+    assert counts["tokens"] == 16 or counts["truncated"] < 1
+    assert counts["tokens_per_forward"] == counts["tokens"] / counts["forwards"]
+    assert results["config"]["decoding"]["strategy"] == "lossless-chain"
     assert [len(each["resps"][0][0]) > 0 for each in results["samples"]["made"]] == [True, True]

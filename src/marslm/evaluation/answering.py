@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from marslm.engine.api import Answer, answer_of, room_for
 from marslm.engine.engine import Engine
@@ -31,6 +32,38 @@ class Generation:
     seconds: float
     finish_reason: str
     prompt_cut: int = 0
+
+
+class Costs(Protocol):
+    """What an answer cost, as a Generation has it."""
+
+    @property
+    def tokens(self) -> int: ...  # noqa: D102 - see Generation
+    @property
+    def forwards(self) -> int: ...  # noqa: D102
+    @property
+    def seconds(self) -> float: ...  # noqa: D102
+    @property
+    def finish_reason(self) -> str: ...  # noqa: D102
+    @property
+    def prompt_cut(self) -> int: ...  # noqa: D102
+
+
+def count(answers: Sequence[Costs]) -> dict[str, float | int]:
+    """Return what `answers`, at least one, cost together.
+
+    truncated: the share that the length cap ended. prompts_cut: how many prompts lost their left
+    end. seconds are those of decoding, whatever else was waited for.
+    """
+    tokens, forwards = sum(a.tokens for a in answers), sum(a.forwards for a in answers)
+    return {
+        "tokens": tokens,
+        "forwards": forwards,
+        "tokens_per_forward": tokens / max(1, forwards),
+        "truncated": sum(a.finish_reason == "length" for a in answers) / len(answers),
+        "prompts_cut": sum(a.prompt_cut > 0 for a in answers),
+        "seconds": sum(a.seconds for a in answers),
+    }
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from marslm.data.encode import render_prompt
 from marslm.engine.engine import Engine
 from marslm.errors import InputError
 from marslm.evaluation.answer_file import AnswerFile
-from marslm.evaluation.answering import Generation, Request, answer_all
+from marslm.evaluation.answering import Generation, Request, answer_all, count
 from marslm.models.loading import MarsModel, load
 from marslm.models.quantize import Quantize
 from marslm.models.short_names import find_adapter
@@ -104,6 +104,14 @@ class MarsLM(TemplateLM):  # type: ignore[misc]
     def tokenizer_name(self) -> str:
         """A name for the harness' caches."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def get_model_info(self) -> dict[str, Any]:
+        """Return what the harness adds to its results: the mode, and each task's counts."""
+        of_task: dict[str | None, list[Generation]] = {}
+        for (task, _), generation in self.generations.items():
+            of_task.setdefault(task, []).append(generation)
+        counts = {task: count(generations) for task, generations in of_task.items()}
+        return {"decoding": dict(self._mode), "counts": counts}
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True

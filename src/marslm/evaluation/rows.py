@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+from marslm.evaluation.answering import count
 from marslm.evaluation.benchmarks import Benchmark, Suite
 from marslm.evaluation.items import Item
 from marslm.evaluation.modes import BASE, Mode
@@ -38,7 +39,7 @@ def rows_of(
                 "tau": SamplingParams(tau=mode.tau).shown_tau,
                 "block": mode.block,
                 **_score(items),
-                **_counts(items),
+                **count(items),
             }
             if plain and reference and mode != plain:
                 row |= {"reference": plain.name, **_against(items, reference)}
@@ -54,19 +55,6 @@ def _score(items: Sequence[Item]) -> dict[str, float | int]:
         "score_low": score.low,
         "score_high": score.high,
         "n": len(items),
-    }
-
-
-def _counts(items: Sequence[Item]) -> dict[str, float | int]:
-    """Return what the answers cost; seconds are those of decoding, whatever else was waited for."""
-    tokens, forwards = sum(i.tokens for i in items), sum(i.forwards for i in items)
-    return {
-        "tokens": tokens,
-        "forwards": forwards,
-        "tokens_per_forward": tokens / max(1, forwards),
-        "truncated": sum(item.finish_reason == "length" for item in items) / len(items),
-        "prompts_cut": sum(item.prompt_cut > 0 for item in items),
-        "seconds": sum(item.seconds for item in items),
     }
 
 
