@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from marslm.models.loading import load_tokenizer
+from helpers import LETTERS, TOKENIZER, fit_letters
+from marslm.models.loading import MarsModel, load_tokenizer
 from marslm.models.short_names import shipped_adapter, smollm2_folder
 
 ROOT = Path(__file__).parents[3]
 PROPOSER = "marslm.backends.vllm.v1.MarsProposer"
 Run = Callable[..., list[Any]]
+LETTER_RUNS = [(start, 2 + 3 * start % 11) for start in range(12)]
 
 
 @pytest.fixture(scope="session")
@@ -59,6 +61,38 @@ def mars(smollm2: dict[str, Any]) -> dict[str, Any]:
         },
         "additional_config": {"mars": {"adapter": str(shipped_adapter("smollm2"))}},
     }
+
+
+@pytest.fixture(scope="session")
+def letters_model() -> MarsModel:
+    """A small model trained by the paper's objective on runs of twelve letters; many drafts hit."""
+    model = fit_letters()
+    model.network.float()
+    return model
+
+
+@pytest.fixture(scope="session")
+def letters_plain(letters_model: MarsModel, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Engine settings of plain vLLM with that model, which names its [MASK]."""
+    folder = tmp_path_factory.mktemp("letters")
+    network = letters_model.network
+    network.config.mask_token_id = letters_model.mask_token_id
+    network.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return {"model": str(folder), "max_num_seqs": 64}
+
+
+@pytest.fixture(scope="session")
+def letters_mars(letters_plain: dict[str, Any]) -> dict[str, Any]:
+    """Engine settings of MARS with that model."""
+    speculation = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 6}
+    return {**letters_plain, "speculative_config": speculation}
+
+
+@pytest.fixture(scope="session")
+def letter_prompts() -> list[list[int]]:
+    """Beginnings of such runs."""
+    return [[LETTERS[(start + i) % 12] for i in range(length)] for start, length in LETTER_RUNS]
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ Knows nothing about where the counts are shown.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -32,6 +32,10 @@ class Counters:
         self.by_position += [0] * (accepted - len(self.by_position))
         for position in range(accepted):
             self.by_position[position] += 1
+
+    def copy(self) -> Counters:
+        """Return the counts as they are now."""
+        return replace(self, by_position=list(self.by_position))
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counts, and the tokens per forward they amount to."""

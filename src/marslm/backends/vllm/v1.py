@@ -17,6 +17,7 @@ from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSamp
 from marslm.backends.vllm import check_version, gated
 from marslm.backends.vllm.drafter import Drafter, Step
 from marslm.backends.vllm.drafts import force
+from marslm.backends.vllm.metrics import Metrics
 from marslm.backends.vllm.params import MarsParams, request_params
 from marslm.backends.vllm.settings import read_settings
 from marslm.models.adapter import read_adapter
@@ -30,6 +31,7 @@ class MarsProposer:
         check_version()
         self.settings = read_settings(vllm_config)
         self.drafter = Drafter(self.settings.mask_token_id, self.settings.width)
+        self.metrics = Metrics()
         self._runner: Any = None
 
     def load_model(self, model: Any) -> None:
@@ -95,6 +97,7 @@ class MarsRejectionSampler(RejectionSampler):
         self._forced = drafter.forced(steps)
         output = super().forward(metadata, draft_probs, logits, sampling_metadata)
         drafter.read(steps, self._proposer.kept(output.sampled_token_ids), logits)
+        self._proposer.metrics.show(drafter.counters)
         return output
 
     def apply_logits_processors(

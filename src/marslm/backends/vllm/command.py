@@ -1,0 +1,72 @@
+"""The command line that starts vLLM's own server with MARS.
+
+Knows nothing about what vLLM does with it, and needs no vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from marslm.errors import InputError
+from marslm.models.record import FILE_NAME, read_record
+
+_MODES = {"ar": "off", "lossless": "lossless", "lossless-chain": "lossless", "mars": "tau"}
+_DEFAULT_BLOCK = 4
+
+
+@dataclass(frozen=True)
+class VllmServer:
+    """A server to start; names and meanings are those of `marslm serve`."""
+
+    model: str
+    adapter: str | None = None
+    strategy: str = "lossless"
+    tau: float = 0.9
+    name: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    slots: int = 8
+    max_length: int | None = None
+
+    def command(self) -> list[str]:
+        """Return the arguments; InputError for a strategy that vLLM cannot run."""
+        options: dict[str, str | int | None] = {
+            "--served-model-name": self.name,
+            "--host": self.host,
+            "--port": self.port,
+            "--max-num-seqs": self.slots,
+            "--max-model-len": self.max_length,
+            "--speculative-config": json.dumps(speculation(self.adapter or self.model)),
+            "--additional-config": json.dumps({"mars": self._defaults()}),
+            "--worker-extension-cls": "marslm.backends.vllm.control.MarsControl",
+        }
+        given = [(key, str(value)) for key, value in options.items() if value is not None]
+        return ["vllm", "serve", self.model, *(word for pair in given for word in pair)]
+
+    def _defaults(self) -> dict[str, str | float]:
+        mode = _MODES.get(self.strategy)
+        if mode is None:
+            raise InputError(
+                f"vLLM cannot run strategy {self.strategy!r}: choose {', '.join(_MODES)}"
+            )
+        defaults: dict[str, str | float] = {"mode": mode}
+        if mode == "tau":
+            defaults["tau"] = self.tau
+        return defaults if self.adapter is None else {"adapter": self.adapter, **defaults}
+
+
+def speculation(trained: str) -> Mapping[str, str | int]:
+    """Return vLLM's speculative configuration for what was trained, a folder or a Hub name.
+
+    A step is as wide as the drafts of one window and the masks of the next.
+    """
+    folder = Path(trained)
+    block = read_record(folder).block_size if (folder / FILE_NAME).exists() else _DEFAULT_BLOCK
+    return {
+        "method": "custom_class",
+        "model": "marslm.backends.vllm.v1.MarsProposer",
+        "num_speculative_tokens": 2 * (block - 1),
+    }
