@@ -218,9 +218,9 @@ def letters(length: int, generator: random.Random, jump: float = 0.2) -> list[in
     return text
 
 
-def fit_letters(steps: int = 120) -> MarsModel:
+def fit_letters(steps: int = 120, hidden_size: int = 32) -> MarsModel:
     """Return a Llama trained on `letters` with the paper's objective, B = 4, in float64."""
-    network = build_network("llama", seed=5, dtype=torch.float32)
+    network = build_network("llama", seed=5, hidden_size=hidden_size, dtype=torch.float32)
     tokenizer = build_tokenizer()
     config = TuneConfig(mode="full", block_size=4, steps=steps)
     generator = random.Random(0)

@@ -45,6 +45,7 @@ _EXTRAS = {
     "opentelemetry.sdk": "otel",
     "opentelemetry.exporter": "otel",
     "llguidance": "constrained",
+    "vllm": "vllm",
     "lm_eval": "eval",
     "nltk": "eval",
     "punkt": "eval",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from marslm.errors import InputError
 from marslm.models.record import FILE_NAME, read_record
+from marslm.models.short_names import smollm2_folder
 
 _MODES = {"ar": "off", "lossless": "lossless", "lossless-chain": "lossless", "mars": "tau"}
 _DEFAULT_BLOCK = 4
@@ -56,6 +57,13 @@ class VllmServer:
         if mode == "tau":
             defaults["tau"] = self.tau
         return defaults if self.adapter is None else {"adapter": self.adapter, **defaults}
+
+
+def place_of(model: str) -> str:
+    """Return what vLLM loads for a model's name: a folder for smollm2, else the name itself."""
+    if model == "tiny" or model.endswith(".gguf"):
+        raise InputError(f"vLLM cannot load {model}; name a folder or a Hub name, or smollm2")
+    return str(smollm2_folder()) if model == "smollm2" else model
 
 
 def speculation(trained: str) -> Mapping[str, str | int]:
