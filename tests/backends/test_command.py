@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from marslm.backends.vllm.command import VllmServer
+from marslm.backends.vllm.command import VllmServer, become, place_of
 from marslm.backends.vllm.counters import Counters
 from marslm.backends.vllm.metrics import Metrics
 from marslm.errors import InputError
@@ -41,6 +41,26 @@ def test_other_strategies_take_no_threshold(strategy: str, mode: str) -> None:
 def test_a_strategy_that_vllm_cannot_run() -> None:
     with pytest.raises(InputError, match="vLLM cannot run strategy 'jacobi': choose ar,"):
         VllmServer("base", strategy="jacobi").command()
+
+
+def test_becoming_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr("os.execve", lambda *given: calls.append(given))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    become(VllmServer("base"), api_key="secret")
+    ((program, command, environment),) = calls
+    assert command[:5] == [program, "-m", "vllm.entrypoints.cli.main", "serve", "base"]
+    assert environment["VLLM_API_KEY"] == "secret"
+    assert "secret" not in command
+    assert Path(environment["PROMETHEUS_MULTIPROC_DIR"]).is_dir()
+
+
+def test_what_vllm_cannot_load() -> None:
+    assert place_of("owner/name") == "owner/name"
+    for name in ("tiny", "some.gguf"):
+        with pytest.raises(InputError, match="vLLM cannot load"):
+            place_of(name)
 
 
 def test_metrics_follow_the_counts() -> None:

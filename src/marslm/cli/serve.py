@@ -6,7 +6,7 @@ Knows nothing about how requests are answered.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -86,12 +86,20 @@ def serve(
     name: Annotated[
         str | None, typer.Option(help="What requests call the model; default: --model.")
     ] = None,
+    backend: Annotated[
+        str, typer.Option(help="marslm, or vllm: vLLM's own server with MARS in it (docs/vllm.md).")
+    ] = "marslm",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     otlp_endpoint: Annotated[
         str | None, typer.Option(metavar="URL", help="Send OpenTelemetry traces here.")
     ] = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API under /v1, a page at /, metrics at /metrics."""
+    if backend != "marslm":
+        beyond = (quantize, load.slo, otlp_endpoint, network.cors_origin)
+        if backend != "vllm" or beyond != ("none", None, None, None):
+            raise _no_backend(backend)
+        _serve_with_vllm(model, adapter, strategy, tau, name, network, load)
     from marslm.engine.async_engine import AsyncEngine
     from marslm.engine.engine import Engine
     from marslm.models import loading
@@ -119,6 +127,43 @@ def serve(
         app = create_app(AsyncEngine(engine, max_waiting=load.max_waiting), config, traces)
         _announce(config, *socket.getsockname()[:2])
         make_server(app, drain=load.drain).run(sockets=[socket])
+
+
+def _no_backend(backend: str) -> Exception:
+    from marslm.errors import InputError
+
+    if backend == "vllm":
+        return InputError(
+            "--backend vllm knows no --quantize, --slo, --otlp-endpoint and --cors-origin: give "
+            "vLLM's own options to `vllm serve` (docs/vllm.md)"
+        )
+    return InputError(f"no backend {backend!r}: choose marslm or vllm")
+
+
+def _serve_with_vllm(
+    model: str,
+    adapter: str | None,
+    strategy: str,
+    tau: float,
+    name: str | None,
+    network: Network,
+    load: Load,
+) -> NoReturn:
+    """Become vLLM's server."""
+    from marslm.backends.vllm.command import VllmServer, become, place_of
+
+    server = VllmServer(
+        place_of(model),
+        adapter=options.find_adapter(model, adapter),
+        strategy=strategy,
+        tau=tau,
+        name=name or model,
+        host=network.host,
+        port=network.port,
+        slots=load.slots,
+        max_length=load.max_length,
+    )
+    become(server, network.api_key)
 
 
 def _config(name: str, network: Network, load: Load) -> ServeConfig:

@@ -5,10 +5,15 @@ Knows nothing about what vLLM does with it, and needs no vLLM.
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
+import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from marslm.errors import InputError
 from marslm.models.record import FILE_NAME, read_record
@@ -57,6 +62,18 @@ class VllmServer:
         if mode == "tau":
             defaults["tau"] = self.tau
         return defaults if self.adapter is None else {"adapter": self.adapter, **defaults}
+
+
+def become(server: VllmServer, api_key: str | None) -> NoReturn:
+    """Replace this process by the server, which shows the plugin's counts at /metrics too."""
+    if importlib.util.find_spec("vllm") is None:
+        raise ModuleNotFoundError("vllm", name="vllm")
+    environment = dict(os.environ)
+    environment.setdefault("PROMETHEUS_MULTIPROC_DIR", tempfile.mkdtemp(prefix="marslm-metrics-"))
+    if api_key is not None:
+        environment["VLLM_API_KEY"] = api_key  # not on the command line, which others can read
+    module = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
+    os.execve(sys.executable, [*module, *server.command()[1:]], environment)
 
 
 def place_of(model: str) -> str:
