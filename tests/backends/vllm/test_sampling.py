@@ -17,51 +17,100 @@ pytestmark = pytest.mark.vllm
 Run = Callable[..., list[Any]]
 ANY = {"max_tokens": 24}
 
+CHOICES = 3
+"""Tokens that sampling leaves at each place (top-k), so that all continuations can be counted."""
+
+LENGTH, SAMPLES, PROMPT = 4, 4000, LETTERS[:3]
+SAMPLED = {
+    "temperature": 1.0,
+    "top_k": CHOICES,
+    "max_tokens": LENGTH,
+    "ignore_eos": True,
+    "detokenize": False,
+}
+
+STOPS = [
+    {**ANY, "stop": ["kl", "def"]},
+    {**ANY, "stop": ["la", "fg"], "include_stop_str_in_output": True},
+    {**ANY, "stop_token_ids": LETTERS[4:6]},
+    {**ANY, "min_tokens": 12, "stop_token_ids": LETTERS[4:6]},
+]
+PENALTIES = [
+    {**ANY, "repetition_penalty": 1.3},
+    {**ANY, "presence_penalty": 0.8, "frequency_penalty": 0.4},
+    {**ANY, "bad_words": ["d", "fg"]},
+]
+LOGPROBS = [{**ANY, "logprobs": 3}, {**ANY, "logprobs": 0, "repetition_penalty": 1.1}]
+REGEX = [{**ANY, "regex": r"[a-f]{3}(kl|ef)[a-l]{6}"}]
+SEVERAL = [{**ANY, "n": 3}]
+ASKED = [STOPS, PENALTIES, LOGPROBS, REGEX, SEVERAL]
+IDS = ["stops", "penalties", "logprobs", "regex", "n"]
+
+
+def refused(prompts: Any = ((1, 2, 3),), **extra: Any) -> dict[str, Any]:
+    return {"do": "refuse", "prompts": prompts, "params": [{**ANY, "extra_args": extra}]}
+
+
+REFUSED = [
+    refused(mars_mode="fast"),
+    refused(mars_tau=0.0, mars_mode="tau"),
+    refused(mars_window=99),
+    refused([[1, TOKENIZER.mask_token_id, 2]]),
+    refused(mars_mode="tau", mars_tau=0.9),
+]
+
 
 @pytest.fixture(scope="module")
-def both(run_engine: Run, letters_plain: dict[str, Any], letters_mars: dict[str, Any]) -> Any:
-    """Return a function that does the same calls with plain vLLM and with MARS."""
-
-    def run(*calls: dict[str, Any]) -> tuple[list[Any], list[Any]]:
-        mars = run_engine(letters_mars, *calls, {"do": "counters"})
-        assert mars.pop()["accepted"] > 20
-        return run_engine(letters_plain, *calls), mars
-
-    return run
+def shared(letter_prompts: list[list[int]]) -> list[dict[str, Any]]:
+    """Calls that vLLM answers with and without MARS."""
+    asked = [{"prompts": letter_prompts, "params": params} for params in ASKED]
+    return [*asked, {"do": "abort", "prompts": letter_prompts, "params": [ANY], "steps": 4}]
 
 
-def test_what_a_request_may_ask_for(both: Any, letter_prompts: list[list[int]]) -> None:
-    stops = [
-        {**ANY, "stop": ["kl", "def"]},
-        {**ANY, "stop": ["la", "fg"], "include_stop_str_in_output": True},
-        {**ANY, "stop_token_ids": LETTERS[4:6]},
-        {**ANY, "min_tokens": 12, "stop_token_ids": LETTERS[4:6]},
-    ]
-    penalties = [
-        {**ANY, "repetition_penalty": 1.3},
-        {**ANY, "presence_penalty": 0.8, "frequency_penalty": 0.4},
-        {**ANY, "bad_words": ["d", "fg"]},
-        {**ANY, "logprobs": 3},
-        {**ANY, "logprobs": 0, "repetition_penalty": 1.1},
-    ]
-    regex = [{**ANY, "regex": r"[a-f]{3}(kl|ef)[a-l]{6}"}]
-    calls = [
-        {"prompts": letter_prompts, "params": stops},
-        {"prompts": letter_prompts, "params": penalties},
-        {"prompts": letter_prompts, "params": regex},
-        {"prompts": letter_prompts, "params": [{**ANY, "n": 3}]},
-        {"do": "abort", "prompts": letter_prompts, "params": [ANY], "steps": 4},
-    ]
-    (*plain, some), (*mars, survivors) = both(*calls)
-    for wanted, found in zip(plain, mars, strict=True):
-        for one, other in zip(wanted, found, strict=True):
-            assert len(one) == len(other)
-            for answer, its in zip(one, other, strict=True):
-                for key in ("ids", "text", "finish", "stop"):
-                    assert its[key] == answer[key]
-                assert_close(its["logprobs"], answer["logprobs"])
-    assert len(survivors) == len(letter_prompts) // 2
-    assert [each["ids"] for each in survivors.values()] == [each["ids"] for each in some.values()]
+@pytest.fixture(scope="module")
+def plain(
+    run_engine: Run, letters_plain: dict[str, Any], shared: list[dict[str, Any]]
+) -> list[Any]:
+    """What vLLM answers without MARS."""
+    return run_engine(letters_plain, *shared)
+
+
+@pytest.fixture(scope="module")
+def mars(run_engine: Run, letters_mars: dict[str, Any], shared: list[dict[str, Any]]) -> list[Any]:
+    """What it answers with MARS, and what only MARS is asked; all in one engine."""
+    counters = {"do": "counters"}
+    sampled = {"prompts": [PROMPT] * SAMPLES, "params": [SAMPLED]}
+    return run_engine(letters_mars, *shared, counters, *REFUSED, counters, sampled, counters)
+
+
+@pytest.mark.parametrize("place", range(len(ASKED)), ids=IDS)
+def test_what_a_request_may_ask_for(plain: list[Any], mars: list[Any], place: int) -> None:
+    for one, other in zip(plain[place], mars[place], strict=True):
+        assert len(one) == len(other)
+        for answer, its in zip(one, other, strict=True):
+            for key in ("ids", "text", "finish", "stop"):
+                assert its[key] == answer[key]
+            assert_close(its["logprobs"], answer["logprobs"])
+
+
+def test_drafts_were_kept_meanwhile(mars: list[Any]) -> None:
+    counts = mars[len(ASKED) + 1]
+    assert counts["accepted"] > 50
+
+
+def test_an_abort_leaves_the_others_alone(plain: list[Any], mars: list[Any]) -> None:
+    wanted, found = plain[len(ASKED)], mars[len(ASKED)]
+    assert len(found) == 6
+    assert [each["ids"] for each in found.values()] == [each["ids"] for each in wanted.values()]
+
+
+def test_bad_settings_are_refused(mars: list[Any]) -> None:
+    said = mars[len(ASKED) + 2 :][: len(REFUSED)]
+    assert said[0] == "mars_mode is 'fast': choose off, lossless, tau"
+    assert said[1].startswith("mars_tau is 0.0: give a value above 0")
+    assert said[2].startswith("mars_window is 99: give a whole number from 2 to 7")
+    assert "which is [MASK] here" in said[3]
+    assert said[4] is None
 
 
 def assert_close(found: Any, wanted: Any) -> None:
@@ -75,32 +124,6 @@ def assert_close(found: Any, wanted: Any) -> None:
         assert one == pytest.approx(other, abs=2e-3)
 
 
-def test_bad_settings_are_refused(run_engine: Run, letters_mars: dict[str, Any]) -> None:
-    prompt = [[1, 2, 3]]
-
-    def refused(prompts: Any = prompt, **extra: Any) -> dict[str, Any]:
-        return {"do": "refuse", "prompts": prompts, "params": [{**ANY, "extra_args": extra}]}
-
-    said = run_engine(
-        letters_mars,
-        refused(mars_mode="fast"),
-        refused(mars_tau=0.0, mars_mode="tau"),
-        refused(mars_window=99),
-        refused([[1, TOKENIZER.mask_token_id, 2]]),
-        refused(mars_mode="tau", mars_tau=0.9),
-    )
-    assert said[0] == "mars_mode is 'fast': choose off, lossless, tau"
-    assert said[1].startswith("mars_tau is 0.0: give a value above 0")
-    assert said[2].startswith("mars_window is 99: give a whole number from 2 to 7")
-    assert "which is [MASK] here" in said[3]
-    assert said[4] is None
-
-
-TEMPERATURE = 1.0
-CHOICES = 3
-"""Tokens that sampling leaves at each place (top-k), so that all continuations can be counted."""
-
-
 def continuations(model: MarsModel, prompt: list[int], length: int) -> dict[tuple[int, ...], float]:
     """Return the probability of every continuation under these settings."""
     chances: dict[tuple[int, ...], float] = {(): 1.0}
@@ -109,44 +132,26 @@ def continuations(model: MarsModel, prompt: list[int], length: int) -> dict[tupl
         for text, chance in chances.items():
             logits: Tensor = full_logits(model, [*prompt, *text])[-1].float()
             top = logits.topk(CHOICES)
-            for token, p in zip(
-                top.indices.tolist(), (top.values / TEMPERATURE).softmax(-1).tolist(), strict=True
-            ):
-                longer[(*text, token)] = chance * p
+            shares = top.values.softmax(-1)
+            for token, share in zip(top.indices.tolist(), shares.tolist(), strict=True):
+                longer[(*text, token)] = chance * share
         chances = longer
     return chances
 
 
-def test_sampling_is_that_of_the_model(
-    run_engine: Run, letters_mars: dict[str, Any], letters_model: MarsModel
-) -> None:
-    """Chi-square against the exact distribution of four tokens, in both exact modes."""
-    prompt, length, samples = LETTERS[:3], 4, 6000
-    settings = {
-        "temperature": TEMPERATURE,
-        "top_k": CHOICES,
-        "max_tokens": length,
-        "ignore_eos": True,
-        "detokenize": False,
-    }
-    off = {**settings, "extra_args": {"mars_mode": "off"}}
-    lossless, counts, one_by_one = run_engine(
-        letters_mars,
-        {"prompts": [prompt] * samples, "params": [settings]},
-        {"do": "counters"},
-        {"prompts": [prompt] * samples, "params": [off]},
-    )
-    assert counts["drafts"] - counts["accepted"] > 500
-    assert counts["accepted"] > 500
-    exact = continuations(letters_model, prompt, length)
-    assert len(exact) == CHOICES**length
-    for answers in (lossless, one_by_one):
-        found = [tuple(each[0]["ids"]) for each in answers]
-        assert set(found) <= set(exact)
-        frequent = [text for text in exact if exact[text] * samples >= 8]
-        observed = [found.count(text) for text in frequent]
-        expected = [exact[text] * samples for text in frequent]
-        observed.append(samples - sum(observed))
-        expected.append(samples - sum(expected))
-        assert len(frequent) > 8
-        assert chisquare(observed, expected).pvalue > 1e-4
+def test_sampling_is_that_of_the_model(mars: list[Any], letters_model: MarsModel) -> None:
+    """Chi-square against the exact distribution of four tokens at temperature 1."""
+    before, answers, after = mars[-3:]
+    assert after["accepted"] - before["accepted"] > 500
+    assert after["drafts"] - before["drafts"] > after["accepted"] - before["accepted"] + 500
+    exact = continuations(letters_model, PROMPT, LENGTH)
+    assert len(exact) == CHOICES**LENGTH
+    found = [tuple(each[0]["ids"]) for each in answers]
+    assert set(found) <= set(exact)
+    frequent = [text for text in exact if exact[text] * SAMPLES >= 8]
+    observed = [found.count(text) for text in frequent]
+    expected = [exact[text] * SAMPLES for text in frequent]
+    observed.append(SAMPLES - sum(observed))
+    expected.append(SAMPLES - sum(expected))
+    assert len(frequent) > 8
+    assert chisquare(observed, expected).pvalue > 1e-4
