@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from marslm.backends.vllm.gated import GatedMethod, exclude_mask, gated, stacked
-from marslm.models.adapter import LowRank
+from marslm.backends.vllm.gated import GatedMethod, exclude_mask, gated, install, stacked
+from marslm.errors import InputError
+from marslm.models.adapter import Adapter, LowRank
+from marslm.models.record import BaseMarks, MarsRecord
 
 HIDDEN, HEAD, HEADS, KV_HEADS = 8, 4, 4, 2
 
@@ -114,3 +116,71 @@ def test_mask_is_impossible_in_every_row() -> None:
     model = SimpleNamespace(compute_logits=lambda hidden: None)
     exclude_mask(model, 2)
     assert model.compute_logits(torch.zeros(3, 4)) is None
+
+
+class UnquantizedLinearMethod:
+    """Named as vLLM's."""
+
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        return x @ layer.weight.T
+
+
+class Fp8LinearMethod(UnquantizedLinearMethod):
+    """Another."""
+
+
+class Layer(nn.Module):
+    """One of vLLM's linear layers, by the attributes that are read."""
+
+    def __init__(self, method: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(HIDDEN, HIDDEN))
+        self.quant_method = method
+        self.tp_size, self.tp_rank, self.params_dtype = 1, 0, torch.float32
+        self.input_size = self.input_size_per_partition = HIDDEN
+        self.output_size = self.output_size_per_partition = HIDDEN
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.quant_method.apply(self, x, None)
+
+
+class Model(nn.Module):
+    """A model of one layer behind an embedding, padded as vLLM pads it."""
+
+    def __init__(self, method: Any) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.embed_tokens = nn.Embedding(16, HIDDEN)
+        self.model.embed_tokens.shard_indices = SimpleNamespace(
+            org_vocab_start_index=0, org_vocab_end_index=10
+        )
+        self.model.o_proj = Layer(method)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model.o_proj(self.model.embed_tokens(input_ids))
+
+
+def adapter_of(*names: str) -> Adapter:
+    record = MarsRecord("mask-only", 9, block_size=4, base=BaseMarks("", "", ()))
+    return Adapter(record, {name: update(HIDDEN) for name in names}, torch.randn(HIDDEN))
+
+
+def test_installed_in_a_model() -> None:
+    """Rows of masks are the merged model's with [MASK]'s own embedding, others stay bit for bit."""
+    model, adapter = Model(UnquantizedLinearMethod()), adapter_of("model.o_proj")
+    ids = torch.tensor([3, 9, 4, 9])
+    with torch.no_grad():
+        before = model(input_ids=ids)
+        install(model, adapter, rows=8)
+        after = model(input_ids=ids)
+        x, own = adapter.mask_embedding, adapter.updates["model.o_proj"]
+        wanted = x @ model.model.o_proj.weight.T + apply(x[None], own)[0]
+    assert torch.equal(after[[0, 2]], before[[0, 2]])
+    torch.testing.assert_close(after[[1, 3]], wanted.expand(2, -1))
+
+
+def test_what_cannot_take_an_adapter() -> None:
+    with pytest.raises(InputError, match=r"are quantised \(Fp8LinearMethod\)"):
+        install(Model(Fp8LinearMethod()), adapter_of("model.o_proj"), rows=8)
+    with pytest.raises(InputError, match=r"no layer for the adapter's model\.q_proj"):
+        install(Model(UnquantizedLinearMethod()), adapter_of("model.q_proj"), rows=8)

@@ -1,4 +1,4 @@
-"""A mask-only adapter inside vLLM's layers, whole and split over ranks; a drafter for stock vLLM."""
+"""A mask-only adapter in vLLM's layers, whole and split over ranks; a drafter for stock vLLM."""
 
 from __future__ import annotations
 

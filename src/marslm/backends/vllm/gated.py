@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from marslm.errors import InputError
 from marslm.models.adapter import Adapter, LowRank
 
+PLAIN_METHOD = "UnquantizedLinearMethod"
+"""vLLM's method of layers that are not quantised; what others are handed may be quantised too."""
+
 
 def install(model: nn.Module, adapter: Adapter, rows: int) -> None:
     """Put the adapter into a loaded vLLM model; `rows` is the longest forward."""
@@ -88,6 +91,12 @@ def _share(whole: int, part: int, rank: int) -> slice:
 
 
 def _wrap(layer: Any, update: LowRank, gate: Tensor) -> None:
+    method = type(layer.quant_method).__name__
+    if method != PLAIN_METHOD:
+        raise InputError(
+            f"a mask-only adapter needs plain weights and this model's are quantised ({method}); "
+            "serve the model unquantised, or quantise a checkpoint of `marslm export --merged`"
+        )
     device = gate.device
     layer.register_buffer("mars_down", update.down.to(device).T.contiguous(), persistent=False)
     layer.register_buffer("mars_up", update.up.to(device).T.contiguous(), persistent=False)
