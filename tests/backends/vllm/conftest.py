@@ -24,6 +24,22 @@ MASK_EMBEDDING = "base_model.model.model.embed_tokens.token_adapter.trainable_to
 LETTER_RUNS = [(start, 2 + 3 * start % 11) for start in range(12)]
 
 
+class Failed:
+    """A call that failed; whoever uses its result is told why."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def _tell(self, *_: object) -> Any:
+        pytest.fail(self.reason)
+
+    __getitem__ = __iter__ = __len__ = _tell
+
+
+def is_failure(result: Any) -> bool:
+    return isinstance(result, dict) and "failed" in result
+
+
 @pytest.fixture(scope="session")
 def run_engine(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return a function that starts an engine, does the calls, and returns their results."""
@@ -41,7 +57,7 @@ def run_engine(tmp_path_factory: pytest.TempPathFactory) -> Run:
         )
         assert done.returncode == 0, done.stderr[-6000:]
         results: list[Any] = json.loads(out.read_text())
-        return results
+        return [Failed(each["failed"]) if is_failure(each) else each for each in results]
 
     return run
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,18 @@ CALLS = {
 }
 
 
+def attempt(llm: LLM, call: dict[str, Any]) -> Any:
+    """Return what a call returns, or what went wrong in it, so that the others go on."""
+    try:
+        return CALLS[call.pop("do", "generate")](llm, call)
+    except Exception:
+        return {"failed": traceback.format_exc()[-3000:]}
+
+
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     llm = LLM(**{**DEFAULTS, **job["engine"]})
-    results = [CALLS[call.pop("do", "generate")](llm, call) for call in job["calls"]]
+    results = [attempt(llm, call) for call in job["calls"]]
     Path(sys.argv[2]).write_text(json.dumps(results))
 
 

@@ -13,7 +13,8 @@ from helpers import recompute_mars
 from marslm.models.adapter import read_adapter
 from marslm.models.loading import MarsModel
 
-pytestmark = pytest.mark.vllm
+# A start of vLLM takes minutes on a busy machine.
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
 Run = Callable[..., list[Any]]
 TOKENS = 20

@@ -15,7 +15,8 @@ from helpers import recompute_mars
 from marslm.models.loading import MarsModel, load
 from marslm.models.short_names import shipped_adapter
 
-pytestmark = pytest.mark.vllm
+# A start of vLLM takes minutes on a busy machine.
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
 Run = Callable[..., list[Any]]
 TOKENS = 24

@@ -12,7 +12,8 @@ from torch import Tensor
 from helpers import LETTERS, TOKENIZER, full_logits
 from marslm.models.loading import MarsModel
 
-pytestmark = pytest.mark.vllm
+# A start of vLLM takes minutes on a busy machine.
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
 Run = Callable[..., list[Any]]
 ANY = {"max_tokens": 24}
@@ -42,7 +43,8 @@ PENALTIES = [
 ]
 LOGPROBS = [{**ANY, "logprobs": 3}, {**ANY, "logprobs": 0, "repetition_penalty": 1.1}]
 REGEX = [{**ANY, "regex": r"[a-f]{3}(kl|ef)[a-l]{6}"}]
-SEVERAL = [{**ANY, "n": 3}]
+# vLLM wants a temperature for several answers; of one candidate only one can be drawn.
+SEVERAL = [{**ANY, "n": 3, "temperature": 1.0, "top_k": 1}]
 ASKED = [STOPS, PENALTIES, LOGPROBS, REGEX, SEVERAL]
 IDS = ["stops", "penalties", "logprobs", "regex", "n"]
 

@@ -19,7 +19,8 @@ from openai import BadRequestError, OpenAI
 from marslm.backends.vllm.command import VllmServer
 from marslm.models.short_names import shipped_adapter, smollm2_folder
 
-pytestmark = pytest.mark.vllm
+# A start of vLLM takes minutes on a busy machine.
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
 STARTING = 900
 """Seconds that a start may take on a busy machine."""
@@ -82,7 +83,6 @@ def ask(url: str, **settings: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
 
 
-@pytest.mark.timeout(STARTING + 300)
 def test_a_server_with_every_mode(url: str) -> None:
     plain = ask(url, mars_mode="off")
     assert plain
