@@ -232,6 +232,27 @@ def test_a_stopped_server_finishes_its_answers(tmp_path: Path) -> None:
     assert answered["completion_tokens"] == 100
 
 
+def test_what_a_drain_cuts_off_is_told_so(tmp_path: Path) -> None:
+    """An endless stream, a drain of a second: the last event is an error, and the exit is clean."""
+    command = [sys.executable, "-c", "from marslm.cli.app import main; main()", "serve"]
+    command += ["--model", "tiny", "--port", "0", "--drain", "1"]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split(" at ")[1].split()[0]
+        body = chat(model="tiny", stream=True, **ENDLESS)
+        with httpx2.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert process.wait(60) == 0
+
+
 def test_many_at_once_each_get_their_own(server: Running, fitted_model: MarsModel) -> None:
     """More than there are slots, all different, streamed and not."""
     texts = ["abcdefghijkl"[i : i + 4] for i in range(8)]

@@ -35,6 +35,10 @@ class QueueFullError(Exception):
     """More requests wait than are allowed to."""
 
 
+class EngineStoppedError(Exception):
+    """The engine stopped before the answer had ended."""
+
+
 class RequestFailedError(Exception):
     """A request ended by a fault in this program; its cause is the fault."""
 
@@ -82,7 +86,8 @@ class AnswerStream:
     async def __aiter__(self) -> AsyncIterator[Piece]:
         """Yield pieces until each request has had its last.
 
-        Raises RequestFailedError if a fault ended one of them, and TimeoutError once expired.
+        Raises RequestFailedError if a fault ended one of them, TimeoutError once expired, and
+        EngineStoppedError once `AsyncEngine.interrupt` was called.
         """
         open_requests = len(self.sequences)
         while open_requests:
@@ -147,6 +152,14 @@ class AsyncEngine:
         except asyncio.CancelledError:
             added.add_done_callback(_abort_unread)  # nobody is left to read it
             raise
+
+    def interrupt(self) -> None:
+        """Have the readers of all open requests raise EngineStoppedError."""
+        self._commands.put(self._interrupt)
+
+    def _interrupt(self) -> None:
+        for stream in {id(stream): stream for stream, _ in self._open.values()}.values():
+            stream.put(EngineStoppedError("the engine stopped"))
 
     def close(self) -> None:
         """End what still runs as aborted, then the thread; returns when it has ended."""

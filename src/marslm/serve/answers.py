@@ -11,7 +11,13 @@ import logging
 import time
 from collections.abc import AsyncIterator
 
-from marslm.engine.async_engine import AnswerStream, Piece, QueueFullError, Request
+from marslm.engine.async_engine import (
+    AnswerStream,
+    EngineStoppedError,
+    Piece,
+    QueueFullError,
+    Request,
+)
 from marslm.errors import InputError
 from marslm.serve import errors, tracing
 from marslm.serve.errors import ApiError
@@ -58,6 +64,9 @@ class Answers:
         except TimeoutError as error:
             message = f"the request took longer than {self._service.config.timeout:g} s"
             raise ApiError(504, message, code="timeout") from error
+        except EngineStoppedError as error:
+            message = "the server is shutting down: ask another, or again later"
+            raise ApiError(503, message, code="shutting_down") from error
         except Exception as error:
             logger.error("request failed", exc_info=error)
             raise errors.of_failure() from error

@@ -5,6 +5,7 @@ Knows nothing about routes.
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
@@ -17,9 +18,25 @@ from fastapi import FastAPI
 
 from marslm.errors import InputError
 
+_LAST_WORDS = 5
+"""Seconds that answers cut off at the end of a drain have to say so."""
+
 
 class Server(uvicorn.Server):
     """Stops listening at the first SIGTERM or SIGINT, lets running answers end, and returns."""
+
+    def __init__(self, config: uvicorn.Config, drain: float) -> None:
+        """`drain`: seconds that running answers have; then they end with an error."""
+        super().__init__(config)
+        self._drain = drain
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down as uvicorn does, but cut answers off with an error event, not in silence."""
+        app = self.config.app
+        loop = asyncio.get_running_loop()
+        if isinstance(app, FastAPI):
+            loop.call_later(self._drain, app.state.service.engine.interrupt)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Say that no more requests are welcome, then stop as uvicorn does."""
@@ -60,5 +77,7 @@ def make_server(app: FastAPI, *, drain: int) -> Server:
 
     drain: seconds that running answers have once it is told to stop.
     """
-    config = uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=drain)
-    return Server(config)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=drain + _LAST_WORDS
+    )
+    return Server(config, drain)
