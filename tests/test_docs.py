@@ -78,6 +78,8 @@ def test_make_targets_named_in_documents_exist() -> None:
 
 def test_files_named_in_paper_to_code_exist() -> None:
     text = (ROOT / "docs" / "paper_to_code.md").read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:core|models|runtime|strategies|train|tests)/[\w/.]+)`", text):
+    for name in re.findall(
+        r"`((?:core|evaluation|models|runtime|strategies|train|tests)/[\w/.]+)`", text
+    ):
         place = ROOT / name if name.startswith("tests/") else ROOT / "src" / "marslm" / name
         assert place.exists(), name
