@@ -68,7 +68,7 @@ def decode(
     ] = "ar,mars,lossless",
     baseline: Annotated[
         str | None,
-        typer.Option(help="Outside baseline beside them: transformers, llama-cpp, or none."),
+        typer.Option(help="Baseline beside them: transformers, llama-cpp or none."),
     ] = "transformers",
     data: Annotated[
         str,
