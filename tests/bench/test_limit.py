@@ -7,6 +7,7 @@ import torch
 
 from helpers import VOCABULARY, build_model
 from marslm.bench import limit
+from marslm.bench.agreement import agreement
 from marslm.bench.limit import LimitBench, weight_bytes
 
 
@@ -33,7 +34,7 @@ def test_rows_follow_from_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(seconds) == 3
         bench._seconds[step] = [1.0 + step.extra / 16] * 3
     bench._bandwidths = [2.0 * weight_bytes(model, "none")] * 3
-    rows = bench.rows()
+    rows = [row for _, row in bench.rows()]
     assert [(r["quantize"], r["extra_rows"]) for r in rows] == [
         *(("none", "drafts"), ("none", "masks")),
         *(("int8", "drafts"), ("int8", "masks")),
@@ -41,3 +42,10 @@ def test_rows_follow_from_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> Non
     for row in rows:
         assert (row["cost_4_extra_rows"], row["cost_8_extra_rows"]) == (1.25, 1.5)
     assert (rows[0]["fraction_of_limit"], rows[2]["fraction_of_limit"]) == (0.5, 0.125)
+
+
+def test_weights_agree_with_themselves_and_mostly_with_narrower_ones() -> None:
+    model = build_model("llama", dtype=torch.float32)
+    shares = agreement(model, ["none", "int8"], ["ab", "Hm"], max_new_tokens=20)
+    assert shares["none"] == 1
+    assert 0.5 < shares["int8"] <= 1

@@ -59,8 +59,6 @@ class LimitBench:
     def run(self, rounds: int, done: Callable[[int], None] = lambda count: None) -> None:
         """Measure everything `rounds` times, in turns; `done` hears how many are."""
         memory, matrix = torch.ones(_READ_BYTES // 4), torch.randn(_MATRIX, _MATRIX)
-        for step in self._steps:
-            self._time(step)  # warm-up
         for count in range(rounds):
             self._bandwidths.append(_READ_BYTES / _seconds(memory.sum))
             self._matrix_rates.append(2 * _MATRIX**3 / _seconds(lambda: matrix @ matrix))
@@ -68,10 +66,10 @@ class LimitBench:
                 self._seconds[step].append(self._time(step))
             done(count + 1)
 
-    def rows(self) -> list[Row]:
-        """Return one row for each kind of weights and of extra rows."""
+    def rows(self) -> list[tuple[Quantize, Row]]:
+        """Return one row for each kind of weights and of extra rows, with the kind of weights."""
         keys = dict.fromkeys((step.quantize, step.kind) for step in self._steps)
-        return [self._row(quantize, kind) for quantize, kind in keys]
+        return [(quantize, self._row(quantize, kind)) for quantize, kind in keys]
 
     def _row(self, quantize: Quantize, kind: str) -> Row:
         one, four, eight = (self._seconds[_Step(quantize, kind, extra)] for extra in _EXTRA_ROWS)
@@ -103,8 +101,8 @@ class LimitBench:
         work = Work(
             0, len(self._prompt), self._prompt[:1], Window([token] * step.extra), 1 + step.extra
         )
-        # Drafts that happen to be the [MASK] token would count as masks; the prompt has none.
         runner = self._runners[step.quantize]
+        runner.forward([work])  # what the caches hold is then this step's own
         return _seconds(lambda: runner.forward([work]))
 
 

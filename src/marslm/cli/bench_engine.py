@@ -29,6 +29,15 @@ _LIMIT_COLUMNS = (
     "fraction_of_limit",
     "cost_4_extra_rows",
     "cost_8_extra_rows",
+    "agreement",
+)
+_ASKED = (
+    "What is the capital of France, and what is it known for?",
+    "A bus has 40 seats and 3 buses are full. How many people are on the buses?",
+    "Write two sentences about rain.",
+    "Explain what a prime number is.",
+    "List the months of the year.",
+    "Translate into German: The weather is nice today.",
 )
 _STEP_COLUMNS = (
     "strategy",
@@ -50,13 +59,14 @@ def limit(
     json: options.Json = None,
 ) -> None:
     """Memory bandwidth, matrix rate, and how near a step of each kind of weights comes to them."""
+    from marslm.bench.agreement import agreement
     from marslm.bench.limit import LimitBench
     from marslm.cli.progress import bar
     from marslm.cli.render import console, print_rows
     from marslm.errors import InputError
     from marslm.models.loading import load
     from marslm.models.quantize import usable
-    from marslm.report import write_report
+    from marslm.report import Row, write_report
 
     for name, value in (("rounds", rounds), ("context", context)):
         if value < 1:
@@ -66,7 +76,11 @@ def limit(
     measured = LimitBench(loaded, usable(), context=context)
     with bar("measuring", rounds) as done:
         measured.run(rounds, done)
-    rows = [{**row, "model": model, "adapter": adapter} for row in measured.rows()]
+    agree = agreement(loaded, usable(), _ASKED, max_new_tokens=48)
+    rows: list[Row] = [
+        {**row, "agreement": agree[kind], "model": model, "adapter": adapter}
+        for kind, row in measured.rows()
+    ]
     console.print(
         f"memory {rows[0]['bytes_per_second']:.3g} bytes/s, "
         f"float32 products {rows[0]['float32_operations_per_second']:.3g} operations/s, "
