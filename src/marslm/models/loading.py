@@ -92,7 +92,8 @@ def load(
         mask_token_id: the [MASK] row of a model that has none recorded; chosen if not given.
         dtype: default float32 on a CPU, else the checkpoint's own.
         device: default the GPU if there is one.
-        quantize: on a CPU, decode with bf16 or int8 weights: faster, and nearly as exact.
+        quantize: on a CPU, decode with bf16 or int8 weights: faster, and not the same model
+            (docs/benchmarks.md: how often they choose the same tokens).
 
     Raises:
         InputError: unknown or unsupported model, an adapter made for another, a bad mask id, a
