@@ -201,6 +201,7 @@ def recompute_mars(
     text, window = list(prompt), Window()
     while len(text) < len(prompt) + tokens:
         (logits,) = runner.forward([Work(0, 0, text, window, 1 + len(window))])
+        logits = logits.clone()  # what inference mode made cannot be changed in place
         logits[:, model.mask_token_id] = -torch.inf
         confidence, candidates = logits.softmax(-1).max(-1)
         count = 1
