@@ -24,7 +24,6 @@ from marslm.errors import InputError
 from marslm.models import tiny
 from marslm.models.loading import MarsModel, load
 from marslm.report import Row
-from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.params import SamplingParams
 from marslm.strategies.registry import strategy_names
 from marslm.train.config import TuneConfig
@@ -157,7 +156,8 @@ def _measure(model: MarsModel, variant: Variant) -> Row:
     if variant.strategy is not None:
         fast = _decode(model, replace(one_token, strategy=variant.strategy, tau=TAU))
     if variant.strategy == "mars" and model.record.form == MARS:
-        lossless = _decode(model, replace(one_token, strategy="lossless"))
+        # Whose window depends on the model alone, not on what a step costs here.
+        lossless = _decode(model, replace(one_token, strategy="lossless-chain"))
     return {
         "block": model.record.block_size,
         "accuracy_one_token": plain.accuracy if plain else None,
@@ -182,12 +182,7 @@ def _decode(model: MarsModel, params: SamplingParams) -> _Decoded | None:
         encode_prompt(model.tokenizer, [Message("user", problem.question)]) for problem in problems
     ]
     longest = max(map(len, prompts))
-    engine = Engine(
-        model,
-        slots=16,
-        max_length=room_for(model, longest, params),
-        costs=AssumedCosts(),  # figures are to tell of the model, not of the machine
-    )
+    engine = Engine(model, slots=16, max_length=room_for(model, longest, params))
     answers: list[Answer] = run_all(engine, prompts, params)
     right = sum(
         arithmetic.is_correct(problem, answer.text)
