@@ -119,7 +119,9 @@ def build_model(
     return MarsModel(architecture, network, tokenizer, tokenizer.mask_token_id)
 
 
-def with_random_adapter(model: MarsModel, *, seed: int = 0, rank: int = 3) -> MarsModel:
+def with_random_adapter(
+    model: MarsModel, *, seed: int = 0, rank: int = 3, block_size: int = 4
+) -> MarsModel:
     """Return the same model with a mask-only adapter that matters: no update is small or zero."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -132,7 +134,7 @@ def with_random_adapter(model: MarsModel, *, seed: int = 0, rank: int = 3) -> Ma
         if isinstance(module, nn.Linear) and name != "lm_head"
     }
     marks = marks_of(model.network, model.tokenizer)
-    record = MarsRecord("mask-only", model.mask_token_id, block_size=4, base=marks)
+    record = MarsRecord("mask-only", model.mask_token_id, block_size=block_size, base=marks)
     embedding = noise(model.network.config.hidden_size)
     return replace(model, record=record, adapter=Adapter(record, updates, embedding))
 

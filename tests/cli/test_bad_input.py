@@ -188,7 +188,7 @@ def test_a_prompt_beyond_the_context(
         (["--steps", 2, "--minutes", 1], "one of steps, minutes and epochs"),
         (["--steps", 0], "steps is 0: give more than 0"),
         (["--minutes", 0], "minutes is 0.0: give more than 0"),
-        (["--steps", 2, "--mode", "qlora"], "choose full, lora or mask-only"),
+        (["--steps", 2, "--mode", "qlora"], "choose full, lora, mask-only, medusa"),
         (["--steps", 2, "--answers", "mine"], "answers is 'mine': choose gold or self"),
         (["--steps", 2, "--block", 1], "block_size is 1: give at least 2"),
         (["--steps", 2, "--batch-size", 3, "--accumulation", 2], "is not a multiple"),

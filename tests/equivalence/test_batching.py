@@ -94,7 +94,7 @@ def test_mixed_strategies_in_one_batch(fitted_model: MarsModel, token_budget: in
 
 def test_random_models_of_every_architecture(random_model: MarsModel) -> None:
     """With an adapter too, whose updates must reach the right rows of a ragged batch."""
-    for model in (random_model, with_random_adapter(random_model)):
+    for model in (random_model, with_random_adapter(random_model, block_size=6)):
         requests = [
             (prompt, make_params(index, STRATEGIES[index % len(STRATEGIES)]))
             for index, prompt in enumerate(random_prompts(LENGTHS, seed=3))
