@@ -49,20 +49,25 @@ def follows_schema(text: str) -> bool:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_strategy_follows_a_grammar(
-    fitted_model: MarsModel, fitted_draft: MarsModel, strategy: str, temperature: float
+    fitted_model: MarsModel,
+    fitted_medusa: MarsModel,
+    fitted_draft: MarsModel,
+    strategy: str,
+    temperature: float,
 ) -> None:
+    model = fitted_medusa if strategy == "medusa" else fitted_model
     exact = strategy not in ("mars", "draft_model-mars")
     for number, prompt in enumerate(random_prompts([3, 11], seed=4)):
         for grammar in ({"regex": REGEX}, {"json_schema": SCHEMA}):
             params = {"temperature": temperature, "seed": number, **grammar}
-            found = answer(fitted_model, fitted_draft, prompt, strategy=strategy, **params)
+            found = answer(model, fitted_draft, prompt, strategy=strategy, **params)
             if found.finish_reason == "stop":
                 if "regex" in grammar:
                     assert re.fullmatch(REGEX, found.text)
                 else:
                     assert follows_schema(found.text)
             if exact and strategy != "ar":
-                plain = answer(fitted_model, fitted_draft, prompt, strategy="ar", **params)
+                plain = answer(model, fitted_draft, prompt, strategy="ar", **params)
                 assert (found.ids, found.text) == (plain.ids, plain.text)
 
 

@@ -172,13 +172,13 @@ def test_no_choice_of_windows_changes_an_answer(fitted_model: MarsModel, seed: i
     """Eight ragged requests over four slots, prompts in pieces, greedy and sampled, one aborted."""
     engine = Engine(fitted_model, slots=4, token_budget=9, pack=False, costs=Whims(seed))
     shapes: set[tuple[int, bool]] = set()
-    forward = engine.runner.forward
+    forward = engine.runner.forward_with_hidden
 
-    def spy(works: list[Work]) -> list[Tensor]:
+    def spy(works: list[Work]) -> list[tuple[Tensor, Tensor]]:
         shapes.update((len(w.window), w.window.parents is not None) for w in works)
         return forward(works)
 
-    engine.runner.forward = spy
+    engine.runner.forward_with_hidden = spy
     generator, requests = random.Random(seed), []
     for index, length in enumerate((3, 30, 1, 14, 8, 22, 5, 11)):
         params = SamplingParams(

@@ -39,6 +39,7 @@ parameters = st.fixed_dictionaries(
 @given(chosen=parameters, seed=st.integers(0, 2**40), block=st.integers(2, 6))
 def test_any_parameters_give_the_one_token_answer(
     fitted_model: MarsModel,
+    fitted_medusa: MarsModel,
     fitted_draft: MarsModel,
     strategy: str,
     chosen: dict[str, object],
@@ -48,7 +49,7 @@ def test_any_parameters_give_the_one_token_answer(
     prompt = letters(2 + seed % 9, random.Random(seed))
     plain, other = (
         solo(
-            fitted_model,
+            fitted_medusa if strategy == "medusa" else fitted_model,
             prompt,
             SamplingParams(
                 strategy=name, seed=seed, block=block, **{"max_new_tokens": 24, **chosen}
