@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -203,54 +202,41 @@ def test_ids_logs_metrics_and_spans_of_a_request(
     assert span.attributes["gen_ai.response.id"] == "abc-1"
 
 
-def test_a_stopped_server_finishes_its_answers(tmp_path: Path) -> None:
-    """The command itself: SIGTERM in the middle of a stream; the stream ends as it should."""
+def stop_in_the_middle(drain: int, **request: Any) -> tuple[list[str], list[dict[str, Any]]]:
+    """Run the command itself and stop it during a stream; return the stream's rest and the log."""
     command = [sys.executable, "-c", "from marslm.cli.app import main; main()", "serve"]
-    command += ["--model", "tiny", "--port", "0", "--drain", "200"]
+    command += ["--model", "tiny", "--port", "0", "--drain", str(drain)]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split(" at ")[1].split()[0]
-        body = chat(model="tiny", stream=True, max_tokens=100, ignore_eos=True)
+        body = chat(model="tiny", stream=True, **request)
         with httpx2.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as answer:
             lines = answer.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
-            rest = [line for line in lines if line]
-        assert rest[-1] == "data: [DONE]"
-        assert (
-            json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-        )
+            rest = [line.removeprefix("data: ") for line in lines if line]
         with pytest.raises(httpx2.ConnectError):
             httpx2.get(f"{url}/health")
         assert process.wait(60) == 0
         assert process.stderr is not None
         logs = [json.loads(line) for line in process.stderr if line.startswith("{")]
+    assert rest.pop() == "[DONE]"
+    return rest, logs
+
+
+def test_a_stopped_server_finishes_its_answers() -> None:
+    rest, logs = stop_in_the_middle(200, max_tokens=100, ignore_eos=True)
+    assert json.loads(rest[-1])["choices"][0]["finish_reason"] == "length"
     answered = next(entry for entry in logs if entry["message"] == "answered")
     assert answered["completion_tokens"] == 100
 
 
-def test_what_a_drain_cuts_off_is_told_so(tmp_path: Path) -> None:
-    """An endless stream, a drain of a second: the last event is an error, and the exit is clean."""
-    command = [sys.executable, "-c", "from marslm.cli.app import main; main()", "serve"]
-    command += ["--model", "tiny", "--port", "0", "--drain", "1"]
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().split(" at ")[1].split()[0]
-        body = chat(model="tiny", stream=True, **ENDLESS)
-        with httpx2.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            process.send_signal(signal.SIGTERM)
-            rest = [line for line in lines if line]
-        assert rest[-1] == "data: [DONE]"
-        assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "shutting_down"
-        assert process.wait(60) == 0
+def test_what_a_drain_cuts_off_is_told_so() -> None:
+    rest, _ = stop_in_the_middle(0, **ENDLESS)
+    assert json.loads(rest[-1])["error"]["code"] == "shutting_down"
 
 
 def test_many_at_once_each_get_their_own(server: Running, fitted_model: MarsModel) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from marslm.bench.plain_answer import plain_answer
 from marslm.engine.api import Answer
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
@@ -65,13 +66,5 @@ def generate_with_llama_cpp(
         times.append(time.perf_counter())
         if token in ends or len(new) == params.max_new_tokens:
             break
-    finished = bool(new) and new[-1] in ends
-    answer = Answer(
-        prompt_ids=prompts[0],
-        ids=new,
-        text=str(model.tokenizer.decode(new[:-1] if finished else new, skip_special_tokens=True)),
-        runs=[1] * len(new),
-        decode_rows=len(new) - 1,
-        finish_reason="stop" if finished else "length",
-    )
+    answer = plain_answer(model, prompts[0], new, ends)
     return [answer], [(after - before, 1) for before, after in pairwise(times)]

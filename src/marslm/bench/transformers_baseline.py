@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, StoppingCriteria
 
+from marslm.bench.plain_answer import plain_answer
 from marslm.engine.api import Answer
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
@@ -70,13 +71,5 @@ def generate_with_transformers(
         )
     new = out[0, len(prompts[0]) :].tolist()
     steps = [(after - before, 1) for before, after in pairwise(clock.times)]
-    finished = bool(new) and new[-1] in model.end_token_ids
-    answer = Answer(
-        prompt_ids=prompts[0],
-        ids=new,
-        text=str(model.tokenizer.decode(new[:-1] if finished else new, skip_special_tokens=True)),
-        runs=[1] * len(new),
-        decode_rows=len(new) - 1,
-        finish_reason="stop" if finished else "length",
-    )
+    answer = plain_answer(model, prompts[0], new, model.end_token_ids)
     return [answer], steps
