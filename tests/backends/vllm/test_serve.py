@@ -10,7 +10,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +45,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
     }
-    command = [str(Path(sys.executable).parent / "vllm"), *server.command()[1:]]
+    command = [sys.executable, *server.arguments()]
     with subprocess.Popen(
         [*command, "--enforce-eager", "--dtype", "float32"], env=environment
     ) as process:

