@@ -8,11 +8,16 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
 from vllm.v1.engine.input_processor import InputProcessor
 
 from marslm.backends.vllm.params import request_params
 from marslm.backends.vllm.settings import MarsSettings, read_settings, wants_mars
 from marslm.errors import InputError
+
+
+class BadRequestError(VLLMValidationError, InputError):
+    """An InputError in the form that vLLM's server answers with a 400."""
 
 
 def check_requests() -> None:
@@ -25,7 +30,10 @@ def check_requests() -> None:
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = original(self, *args, **kwargs)
         if wants_mars(self.vllm_config):
-            check_request(request, _settings_of(self))
+            try:
+                check_request(request, _settings_of(self))
+            except InputError as error:
+                raise BadRequestError(str(error)) from error
         return request
 
     process_inputs.checked_by_mars = True  # type: ignore[attr-defined]
@@ -33,7 +41,7 @@ def check_requests() -> None:
 
 
 def check_request(request: Any, settings: MarsSettings) -> None:
-    """Raise InputError, which the server answers as a bad request, if MARS cannot serve it."""
+    """Raise InputError if MARS cannot serve a request."""
     if request.sampling_params is None:
         return
     request_params(request.sampling_params.extra_args, settings.defaults, settings.width)
