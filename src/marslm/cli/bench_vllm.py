@@ -70,7 +70,7 @@ def vllm(
             place_of(model),
             options.find_adapter(model, adapter),
             [ids for ids in encoded if len(ids) + max_new_tokens < max_length],
-            requests=_numbers(requests),
+            requests=options.counts("--requests", requests),
             tau=tau,
             max_new_tokens=max_new_tokens,
             engine={
@@ -84,15 +84,3 @@ def vllm(
     print_rows(rows, _COLUMNS)
     if json is not None:
         write_report(json, rows)
-
-
-def _numbers(text: str) -> list[int]:
-    from marslm.errors import InputError
-
-    try:
-        numbers = [int(each) for each in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"--requests {text}: give numbers, as 1,4,16") from error
-    if min(numbers) < 1:
-        raise InputError(f"--requests {text}: give numbers of at least 1")
-    return numbers

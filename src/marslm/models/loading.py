@@ -105,18 +105,12 @@ def load(
         dtype = torch.float32
     network, tokenizer, folder = _load_pair(name, dtype)
     record = read_record(folder) if folder and (folder / FILE_NAME).exists() else None
-    place, loaded, heads = folder, None, None
+    place, beside, heads = folder, None, None
     if adapter is not None:
         place = Path(adapter)
         record = read_adapter_record(place)
         check_adapter(record, network, tokenizer)
-        if record.mode == "medusa":
-            heads = read_heads(place, network)
-        else:
-            loaded = read_adapter(place)
-        if loaded is not None and record.mode == "lora":
-            merge(loaded, network)
-            loaded = None
+        beside, heads = _add(place, record, network)
     if record is not None:
         mask_token_id = record.mask_token_id
     elif mask_token_id is None:
@@ -132,11 +126,24 @@ def load(
         tokenizer,
         mask_token_id,
         record=record,
-        adapter=loaded,
+        adapter=beside,
         heads=heads,
         calibration=calibration,
         quantize=quantize,
     )
+
+
+def _add(
+    place: Path, record: MarsRecord, network: PreTrainedModel
+) -> tuple[Adapter | None, MedusaHeads | None]:
+    """Merge what is in `place` if that is its kind; else return what stays beside the weights."""
+    if record.mode == "medusa":
+        return None, read_heads(place, network)
+    adapter = read_adapter(place)
+    if record.mode != "lora":
+        return adapter, None
+    merge(adapter, network)
+    return None, None
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
