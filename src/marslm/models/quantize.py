@@ -141,7 +141,7 @@ def _onednn_product(weight: int8_kernel.Levels, bias: Tensor | None) -> Callable
     kind = torch.float32
 
     def linear(x: Tensor) -> Tensor:
-        largest = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
+        largest = x.abs().amax(dim=-1, keepdim=True)
         row_steps = torch.add(smallest, largest, alpha=1 / _ROW_LEVELS)
         rows = x.div(row_steps).round_().to(torch.int8)
         y: Tensor = product(rows, 1.0, 0, packed, steps, zeros, None, 1.0, 0, kind, "none", [], "")
