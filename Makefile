@@ -28,8 +28,9 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## Train a tiny model, then decode it, and smollm2, several tokens per forward.
 	$(BIN)/marslm demo
 
-test: $(READY) ## Run the tests: no network, no GPU.
-	$(BIN)/python -m pytest
+# Workers keep to stretches of neighbouring tests, which share fixtures, and help out at the end.
+test: $(READY) ## Run the tests, one process for each core up to eight: no network, no GPU.
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist worksteal
 
 test-smollm2: $(READY) ## Run the slow tests on a real 135M model.
 	$(BIN)/python -m pytest -m smollm2

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+
+# Both are read on import. Tests run beside one another, so each process has one thread, as have
+# those that it starts; and no message is broken where a long temporary path stands in it.
+os.environ.update(OMP_NUM_THREADS="1", COLUMNS="200")
 
 import pytest
 import torch

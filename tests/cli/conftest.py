@@ -44,7 +44,6 @@ def cli(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
-        "COLUMNS": "200",
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MARSLM_DATA", raising=False)
