@@ -30,11 +30,12 @@ from marslm.runtime.cache import SlotCache
 from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.decoder import Decoder
 from marslm.runtime.params import SamplingParams
-from marslm.runtime.runner import Runner, Work
+from marslm.runtime.runner import Runner
 from marslm.runtime.sampling import choose
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.stopping import Transcript
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 from marslm.strategies.base import DraftSide, EngineFacts
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.config import TuneConfig

@@ -14,9 +14,9 @@ from marslm.engine.engine import Engine
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
-from marslm.runtime.runner import Work
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 from marslm.strategies import registry
 from marslm.strategies.base import EngineFacts, Outcome, StepSettings, Strategy
 from marslm.strategies.registry import register_strategy

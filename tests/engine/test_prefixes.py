@@ -14,8 +14,8 @@ from marslm.engine.prefixes import Prefixes
 from marslm.models.loading import MarsModel
 from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.params import SamplingParams
-from marslm.runtime.runner import Work
 from marslm.runtime.sequence import Sequence
+from marslm.runtime.work import Work
 
 
 def count_rows(engine: Engine) -> list[int]:

@@ -15,9 +15,9 @@ from marslm.engine.engine import Engine
 from marslm.models.loading import MarsModel
 from marslm.runtime.costs import StepCosts
 from marslm.runtime.params import SamplingParams
-from marslm.runtime.runner import Work
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 from marslm.strategies import registry
 from marslm.strategies.base import EngineFacts, StepSettings
 from marslm.strategies.lossless import LosslessChain

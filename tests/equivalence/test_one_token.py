@@ -16,8 +16,8 @@ from helpers import (
 )
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
-from marslm.runtime.runner import Work
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 
 PROMPTS = random_prompts([1, 2, 5, 9, 16, 17, 31, 60], seed=4)
 

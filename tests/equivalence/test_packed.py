@@ -9,8 +9,8 @@ from helpers import build_model, build_runner, random_prompts, with_random_adapt
 from marslm.models import packed
 from marslm.models.tiny import ARCHITECTURES
 from marslm.runtime.decoder import Decoder
-from marslm.runtime.runner import Work
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 
 needs_packing = pytest.mark.skipif(
     not packed.can_pack(torch.zeros(1)), reason="this machine's torch packs no weights"

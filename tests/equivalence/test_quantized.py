@@ -16,8 +16,8 @@ from marslm.models.loading import MarsModel, load
 from marslm.models.tiny import ARCHITECTURES
 from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.params import SamplingParams
-from marslm.runtime.runner import Work
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 
 QUANTIZE = ("bf16", "int8")
 

@@ -18,8 +18,8 @@ from marslm.models.adapter import merge, read_adapter
 from marslm.models.loading import MarsModel
 from marslm.models.record import MarsRecord, marks_of
 from marslm.models.tiny import ARCHITECTURES
-from marslm.runtime.runner import Work
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 from marslm.train import distillation, run
 from marslm.train.batches import TwoStreamData, collate
 from marslm.train.config import TuneConfig

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from helpers import build_model, build_runner, full_logits
 from marslm.models.tiny import ARCHITECTURES
 from marslm.runtime.cache import SlotCache
-from marslm.runtime.runner import Work
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 
 MODELS = {name: build_model(name, seed=8) for name in ARCHITECTURES}
 MASK = MODELS["llama"].mask_token_id

@@ -15,8 +15,8 @@ from marslm.core.masks import dense_mask, window_mask
 from marslm.core.streams import clean_rows, join, mask_rows
 from marslm.models.loading import MarsModel
 from marslm.models.tiny import ARCHITECTURES
-from marslm.runtime.runner import Work
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 
 CASES = sorted((Path(__file__).parents[1] / "cases" / "masks").glob("window_*.txt"))
 MODELS = {name: build_model(name, seed=8) for name in ARCHITECTURES}

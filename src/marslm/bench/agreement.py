@@ -13,8 +13,9 @@ from marslm.engine.api import generate
 from marslm.models.loading import MarsModel
 from marslm.models.quantize import Quantize
 from marslm.runtime.decoder import Decoder
-from marslm.runtime.runner import Runner, Work
+from marslm.runtime.runner import Runner
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 
 
 def agreement(

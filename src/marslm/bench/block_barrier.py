@@ -22,8 +22,8 @@ from marslm.models.loading import MarsModel
 from marslm.report import Row
 from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.params import SamplingParams
-from marslm.runtime.runner import Work
 from marslm.runtime.sequence import Sequence
+from marslm.runtime.work import Work
 from marslm.strategies.base import StepSettings
 
 PAPERS_STEP_SECONDS = 0.028

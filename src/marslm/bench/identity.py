@@ -15,9 +15,9 @@ from torch import Tensor
 from marslm.engine.api import Answer
 from marslm.engine.engine import Engine
 from marslm.runtime.params import SamplingParams
-from marslm.runtime.runner import Work
 from marslm.runtime.sampling import choose
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 
 TIE_GAP = 1e-3
 """Largest logit gap between two tokens that counts as a tie."""

@@ -19,8 +19,9 @@ from marslm.models.loading import MarsModel
 from marslm.models.quantize import Quantize
 from marslm.report import Row
 from marslm.runtime.decoder import Decoder
-from marslm.runtime.runner import Runner, Work
+from marslm.runtime.runner import Runner
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 
 _READ_BYTES = 1 << 30
 _MATRIX = 1024

@@ -1,7 +1,8 @@
 """Who may see whom: the one place that defines the attention mask (METHOD section 2).
 
 `may_attend` is the rule. `dense_mask` evaluates it for SDPA, `flex_mask` wraps it for
-FlexAttention, and `window_mask` is the same rule for a decoder whose rows sit in cache cells.
+FlexAttention, and `window_mask` is the same rule for a decoder whose rows sit in cache cells, which
+`bit_mask` evaluates from integers alone, in shapes that do not depend on the requests.
 
 Knows nothing about models; draws no masks (the golden pictures in tests do).
 """
@@ -83,6 +84,18 @@ def window_mask(seen: Tensor, keys: int, trees: Sequence[Tree] = ()) -> Tensor:
         block = mask[tree.place, 0, tree.row : tree.row + size, tree.cell : tree.cell + size]
         block.copy_(_ancestors(tree.parents))
     return mask
+
+
+def bit_mask(first: Tensor, sees: Tensor, keys: int) -> Tensor:
+    """Return the mask of decoder rows over cache cells 0..keys-1, bool [S, 1, Q, keys].
+
+    It is `window_mask` for requests of few rows, as one expression over integers that a graph can
+    replay. first: [S], the cell of a request's first row; all its rows see the cells before it.
+    sees: [S, Q], bit j of row q says whether it sees the request's row j, for j < 62.
+    """
+    distance = torch.arange(keys, device=first.device) - first[:, None]
+    own = (sees[..., None] >> distance.clamp(0, 62)[:, None]) & 1
+    return ((distance < 0)[:, None] | own.bool()).unsqueeze(-3)
 
 
 def _ancestors(parents: Sequence[int]) -> Tensor:

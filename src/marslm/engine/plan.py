@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 
-from marslm.runtime.runner import Work
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 from marslm.strategies.base import StepSettings, Strategy
 
 

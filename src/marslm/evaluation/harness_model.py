@@ -29,8 +29,8 @@ from marslm.models.loading import MarsModel, load
 from marslm.models.quantize import Quantize
 from marslm.models.short_names import find_adapter
 from marslm.runtime.params import SamplingParams
-from marslm.runtime.runner import Work
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 
 _MAX_NEW_TOKENS = 256
 _SAMPLING = ("top_k", "top_p", "min_p", "repetition_penalty")

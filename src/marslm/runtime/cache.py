@@ -50,6 +50,7 @@ class SlotCache:
         self._cells = torch.zeros(shape, dtype=dtype, device=device)
         self.kv_heads = kv_heads
         self.slots = slots
+        self.cells: int = self._cells.shape[3]
         self.max_length = max_length
         self._free = list(range(slots))
 

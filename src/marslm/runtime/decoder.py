@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from marslm.models.loading import MarsModel
 from marslm.models.packed import make_linear
 from marslm.runtime.cache import SlotCache, Write
-from marslm.runtime.layers import Layer, RowIndex, build_layer, make_norm, weight_of
+from marslm.runtime.layers import Gate, Layer, MaskRows, RowIndex, build_layer, make_norm, weight_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RowBatch:
     positions: Tensor
     run: tuple[int, int] | None
     groups: list[AttentionGroup]
-    masks: RowIndex | None
+    masks: MaskRows | None
     outputs: RowIndex
 
 
@@ -107,9 +107,7 @@ class Decoder:
     @torch.inference_mode()
     def hidden(self, batch: RowBatch, cache: SlotCache) -> Tensor:
         """Run all rows, store their keys and values, return the last states [outputs, hidden]."""
-        x = self._embedding[batch.ids]
-        if batch.masks is not None and self._mask_embedding is not None:
-            x[batch.masks] = self._mask_embedding
+        x = self._embed(batch)
         rotations = self._rotations(batch.positions)
         if batch.run is not None:
             writers = cache.run_writers(*batch.run, rows=len(x))
@@ -130,6 +128,26 @@ class Decoder:
         logits = self._head(hidden)
         logits[:, self._mask_token_id] = -torch.inf
         return logits
+
+    @property
+    def changes_masks(self) -> bool:
+        """Whether an adapter makes rows of [MASK] differ from others."""
+        return self._mask_embedding is not None
+
+    def scores_mask(self, visible: Tensor) -> Tensor:
+        """Return what to add to the scores for `visible`, bool [S, 1, Q, keys]."""
+        hidden = ~visible.repeat_interleave(self.heads // self.kv_heads, dim=-2)
+        mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
+        return mask.masked_fill_(hidden, -torch.inf)
+
+    def _embed(self, batch: RowBatch) -> Tensor:
+        x = self._embedding[batch.ids]
+        if batch.masks is None or self._mask_embedding is None:
+            return x
+        if isinstance(batch.masks, Gate):
+            return torch.where(batch.masks.values.bool(), self._mask_embedding, x)
+        x[batch.masks] = self._mask_embedding
+        return x
 
     def _attention(
         self,
@@ -170,7 +188,7 @@ class Decoder:
         flat = mixed.reshape(slots * width, -1)
         return flat if group.scatter is None else flat[group.scatter]
 
-    def _mlp(self, layer: Layer, x: Tensor, masks: RowIndex | None) -> Tensor:
+    def _mlp(self, layer: Layer, x: Tensor, masks: MaskRows | None) -> Tensor:
         gate, up = layer.gate_up(layer.mlp_norm(x), masks).chunk(2, dim=-1)
         return layer.down(F.silu(gate).mul_(up), masks)
 

@@ -22,6 +22,16 @@ RowIndex: TypeAlias = "slice | Tensor"
 """Rows of a batch: a slice where they follow one another, since that gives views."""
 
 
+@dataclass(frozen=True)
+class Gate:
+    """The [MASK] rows of a batch of fixed shape. values: [T, 1], 1 at a mask, 0 elsewhere."""
+
+    values: Tensor
+
+
+MaskRows: TypeAlias = "RowIndex | Gate"
+"""Which rows are [MASK]s."""
+
 MaskUpdate: TypeAlias = Callable[[Tensor, Tensor], None]
 """Adds a mask-only adapter's update of x [masks, in] to y [masks, out], in place."""
 
@@ -52,14 +62,18 @@ class Projection:
     base: Linear
     update: MaskUpdate | None
 
-    def __call__(self, x: Tensor, masks: RowIndex | None) -> Tensor:
+    def __call__(self, x: Tensor, masks: MaskRows | None) -> Tensor:
         """Map x [T, in] to [T, out]."""
         y = self.base(x)
-        if masks is not None and self.update is not None:
-            rows = y[masks]
-            self.update(rows, x[masks])
-            if isinstance(masks, Tensor):
-                y[masks] = rows
+        if masks is None or self.update is None:
+            return y
+        if isinstance(masks, Gate):
+            self.update(y, x * masks.values)  # it is linear: rows of zeros add zeros
+            return y
+        rows = y[masks]
+        self.update(rows, x[masks])
+        if isinstance(masks, Tensor):
+            y[masks] = rows
         return y
 
 

@@ -5,74 +5,24 @@ Knows nothing about what the window entries mean, nor about which tokens are kep
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence as ListOf
 
 import torch
 from torch import Tensor
 
-from marslm.core.masks import Tree, window_mask
+from marslm.core.masks import window_mask
 from marslm.runtime.cache import SlotCache, whole_blocks
 from marslm.runtime.decoder import AttentionGroup, Decoder, RowBatch
+from marslm.runtime.graphs import graphed_forward
 from marslm.runtime.layers import RowIndex
-from marslm.runtime.window import Window
-
-_WIDE = 16
-"""Requests with more rows than this attend on their own, so that nobody is padded to a prompt."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one request feeds into a forward.
-
-    first_cell: its cursor. pending: real tokens. window: what follows them. wanted: how many of the
-    last rows need logits. Rows lie in consecutive cells from `first_cell` on.
-    """
-
-    slot: int
-    first_cell: int
-    pending: list[int]
-    window: Window
-    wanted: int
-
-    @property
-    def tokens(self) -> list[int]:
-        """All rows, in order."""
-        return [*self.pending, *self.window.tokens]
-
-    @property
-    def window_cell(self) -> int:
-        """The cell of the first window entry, which is also its place in the text."""
-        return self.first_cell + len(self.pending)
-
-    @property
-    def cells(self) -> range:
-        """The cells that the rows fill."""
-        return range(self.first_cell, self.window_cell + len(self.window))
-
-    @property
-    def positions(self) -> list[int]:
-        """The rotary position of each row: its place in the text."""
-        start = self.window_cell
-        return [*range(self.first_cell, start), *(start + d for d in self.window.depths)]
-
-    @property
-    def seen(self) -> list[int]:
-        """How many of the first cells each row sees."""
-        seen = [cell + 1 for cell in self.cells]
-        if self.window.bidirectional:
-            seen[len(self.pending) :] = seen[-1:] * len(self.window)
-        return seen
-
-    def tree(self, place: int) -> Tree | None:
-        """Return the window as a tree at `place` of a mask, None for a chain."""
-        parents = self.window.parents
-        return Tree(place, len(self.pending), self.window_cell, parents) if parents else None
+from marslm.runtime.work import NARROW, Work
 
 
 class Runner:
     """Runs `Work` through a decoder and its cache.
 
-    decoder: what computes.
+    decoder: what computes. static: runs steps of narrow works in fixed shapes, on a GPU; without
+    it, and for all other steps, rows are laid out as they come.
     """
 
     def __init__(self, decoder: Decoder, cache: SlotCache, mask_token_id: int) -> None:
@@ -80,6 +30,7 @@ class Runner:
         self.decoder = decoder
         self._cache = cache
         self._mask_token_id = mask_token_id
+        self.static = graphed_forward(decoder, cache, mask_token_id, self._ragged)
 
     def forward(self, works: list[Work]) -> list[Tensor]:
         """Return for each work the logits [wanted, V] of its last rows."""
@@ -88,10 +39,12 @@ class Runner:
     def forward_with_hidden(self, works: list[Work]) -> list[tuple[Tensor, Tensor]]:
         """Return for each work logits [wanted, V] of its last rows and the states behind them."""
         order = sorted(
-            range(len(works)), key=lambda i: (len(works[i].tokens) > _WIDE, works[i].slot)
+            range(len(works)), key=lambda i: (len(works[i].tokens) > NARROW, works[i].slot)
         )
         ordered = [works[i] for i in order]
-        hidden = self.decoder.hidden(self._lay_out(ordered), self._cache)
+        hidden = None if self.static is None else self.static.hidden(ordered)
+        if hidden is None:
+            hidden = self._ragged(ordered)
         wanted = [work.wanted for work in ordered]
         split = zip(
             torch.split(self.decoder.logits(hidden), wanted),
@@ -101,7 +54,10 @@ class Runner:
         parts = dict(zip(order, split, strict=True))
         return [parts[i] for i in range(len(works))]
 
-    def _lay_out(self, works: list[Work]) -> RowBatch:
+    def _ragged(self, works: ListOf[Work]) -> Tensor:
+        return self.decoder.hidden(self._lay_out(works), self._cache)
+
+    def _lay_out(self, works: ListOf[Work]) -> RowBatch:
         ids = torch.tensor([token for work in works for token in work.tokens])
         slots = torch.tensor([work.slot for work in works for _ in work.tokens])
         device = self.decoder.device
@@ -120,23 +76,19 @@ class Runner:
             outputs=_as_index(_output_rows(works), device),
         )
 
-    def _mask_rows(self, works: list[Work]) -> list[int]:
-        """Return the rows of window entries that are [MASK]; in a prompt the id is only a token."""
+    def _mask_rows(self, works: ListOf[Work]) -> list[int]:
         rows: list[int] = []
-        end = 0
+        start = 0
         for work in works:
-            end += len(work.tokens)
-            start = end - len(work.window)
-            rows += [
-                start + i for i, t in enumerate(work.window.tokens) if t == self._mask_token_id
-            ]
+            rows += [start + row for row in work.mask_rows(self._mask_token_id)]
+            start += len(work.tokens)
         return rows
 
-    def _groups(self, works: list[Work]) -> list[AttentionGroup]:
+    def _groups(self, works: ListOf[Work]) -> list[AttentionGroup]:
         """Put narrow works into one group and each wide one into its own."""
-        narrow = [work for work in works if len(work.tokens) <= _WIDE]
+        narrow = [work for work in works if len(work.tokens) <= NARROW]
         lists = [narrow] if narrow else []
-        lists += [[work] for work in works if len(work.tokens) > _WIDE]
+        lists += [[work] for work in works if len(work.tokens) > NARROW]
         groups, row = [], 0
         for members in lists:
             group = self._group(members, row)
@@ -158,27 +110,23 @@ class Runner:
             place, count = work.slot - slots.start, len(work.tokens)
             seen[place, :count] = torch.tensor(work.seen)
             scatter += range(place * width, place * width + count)
-        trees = [tree for work in works if (tree := work.tree(work.slot - slots.start))]
+        mask = None
+        if not sees_all:
+            trees = [tree for work in works if (tree := work.tree(work.slot - slots.start))]
+            visible = window_mask(seen.to(self.decoder.device), keys, trees)
+            mask = self.decoder.scores_mask(visible)
         full = rows == seen.numel()
         return AttentionGroup(
             rows=slice(first_row, first_row + rows),
             slots=slots,
             width=width,
             keys=keys,
-            mask=None if sees_all else self._scores_mask(seen, keys, trees),
+            mask=mask,
             scatter=None if full else torch.tensor(scatter, device=self.decoder.device),
         )
 
-    def _scores_mask(self, seen: Tensor, keys: int, trees: list[Tree]) -> Tensor:
-        decoder = self.decoder
-        group_size = decoder.heads // decoder.kv_heads
-        visible = window_mask(seen.to(decoder.device), keys, trees)
-        hidden = ~visible.repeat_interleave(group_size, dim=-2)
-        mask = torch.zeros(hidden.shape, dtype=decoder.dtype, device=decoder.device)
-        return mask.masked_fill_(hidden, -torch.inf)
 
-
-def _output_rows(works: list[Work]) -> list[int]:
+def _output_rows(works: ListOf[Work]) -> list[int]:
     rows: list[int] = []
     end = 0
     for work in works:

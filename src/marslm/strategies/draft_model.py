@@ -19,10 +19,11 @@ from marslm.core.accept import useful_masks
 from marslm.core.verify import matching_prefix
 from marslm.errors import InputError
 from marslm.runtime.decoder import Decoder
-from marslm.runtime.runner import Runner, Work
+from marslm.runtime.runner import Runner
 from marslm.runtime.sampling import choose, draw
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 from marslm.strategies.base import EngineFacts, Outcome, StepSettings
 from marslm.strategies.mars import confident_prefix
 from marslm.strategies.verifying import Verifying

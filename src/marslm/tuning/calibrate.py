@@ -22,8 +22,8 @@ from marslm.models.calibration import Calibration
 from marslm.models.loading import MarsModel
 from marslm.report import Row
 from marslm.runtime.params import SamplingParams
-from marslm.runtime.runner import Work
 from marslm.runtime.window import Window
+from marslm.runtime.work import Work
 
 RATES = (0.01, 0.02, 0.05)
 """Rates of disagreement that are calibrated."""
