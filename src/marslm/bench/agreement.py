@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from marslm.engine.api import generate
+from marslm.engine.api import Answer, generate
 from marslm.models.loading import MarsModel
 from marslm.models.quantize import Quantize
 from marslm.runtime.decoder import Decoder
@@ -25,17 +25,19 @@ def agreement(
     answers = generate(
         model, list(prompts), strategy="ar", max_new_tokens=max_new_tokens, ignore_eos=True
     )
+    return {kind: equal_choices(replace(model, quantize=kind), answers) for kind in kinds}
+
+
+def equal_choices(model: MarsModel, answers: Sequence[Answer]) -> float:
+    """Return the share of greedy answers' tokens that `model` chooses too, after the same text."""
     longest = max(len(answer.prompt_ids) + len(answer.ids) for answer in answers)
-    shares: dict[Quantize, float] = {}
-    for kind in kinds:
-        decoder = Decoder(replace(model, quantize=kind), max_length=longest)
-        runner = Runner(decoder, decoder.new_cache(1), model.mask_token_id)
-        equal = total = 0
-        for answer in answers:
-            text = [*answer.prompt_ids, *answer.ids[:-1]]
-            [logits] = runner.forward([Work(0, 0, text, Window(), len(answer.ids))])
-            chosen = logits.argmax(-1).tolist()
-            equal += sum(a == b for a, b in zip(chosen, answer.ids, strict=True))
-            total += len(answer.ids)
-        shares[kind] = equal / total
-    return shares
+    decoder = Decoder(model, max_length=longest)
+    runner = Runner(decoder, decoder.new_cache(1), model.mask_token_id)
+    equal = total = 0
+    for answer in answers:
+        text = [*answer.prompt_ids, *answer.ids[:-1]]
+        [logits] = runner.forward([Work(0, 0, text, Window(), len(answer.ids))])
+        chosen = logits.argmax(-1).tolist()
+        equal += sum(a == b for a, b in zip(chosen, answer.ids, strict=True))
+        total += len(answer.ids)
+    return equal / total

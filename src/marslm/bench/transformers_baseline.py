@@ -53,6 +53,16 @@ def generate_with_transformers(
     """
     if len(prompts) != 1 or params.temperature:
         raise InputError("the transformers baseline is measured greedily, with --batch 1")
+    ends = None if params.ignore_eos else sorted(model.end_token_ids)
+    [new], seconds = generate_batch(model, prompts, params.max_new_tokens, ends)
+    answer = plain_answer(model, prompts[0], new, model.end_token_ids)
+    return [answer], [(each, 1) for each in seconds]
+
+
+def generate_batch(
+    model: MarsModel, prompts: list[list[int]], max_new_tokens: int, ends: list[int] | None = None
+) -> tuple[list[list[int]], list[float]]:
+    """Return greedy answers to prompts of one length, and the seconds of each decoding forward."""
     clock = _Clock()
     ids = torch.tensor(prompts, device=model.network.device)
     with torch.inference_mode():
@@ -61,15 +71,13 @@ def generate_with_transformers(
             attention_mask=torch.ones_like(ids),
             # A configuration of its own: a checkpoint's may hold penalties, which are not greedy.
             generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
-                max_new_tokens=params.max_new_tokens,
+                max_new_tokens=max_new_tokens,
                 do_sample=False,
                 suppress_tokens=[model.mask_token_id],
-                eos_token_id=None if params.ignore_eos else sorted(model.end_token_ids),
+                eos_token_id=ends,
                 pad_token_id=model.tokenizer.pad_token_id or 0,
             ),
             stopping_criteria=[clock],
         )
-    new = out[0, len(prompts[0]) :].tolist()
-    steps = [(after - before, 1) for before, after in pairwise(clock.times)]
-    answer = plain_answer(model, prompts[0], new, model.end_token_ids)
-    return [answer], steps
+    answers = out[:, ids.shape[1] :].tolist()
+    return answers, [after - before for before, after in pairwise(clock.times)]

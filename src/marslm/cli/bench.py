@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from marslm.cli import bench_engine, bench_serve, bench_vllm, options
+from marslm.cli import bench_engine, bench_gpu, bench_serve, bench_vllm, options
 from marslm.cli.decoding import Decoding
 from marslm.cli.groups import with_groups
 
@@ -20,6 +20,7 @@ app.command(epilog=bench_serve.EXAMPLES)(bench_serve.soak)
 app.command(epilog=bench_engine.EXAMPLES)(bench_engine.limit)
 app.command(epilog=bench_engine.EXAMPLES)(bench_engine.step)
 app.command(epilog=bench_engine.EXAMPLES)(bench_engine.batch)
+app.command(epilog=bench_gpu.EXAMPLES)(bench_gpu.gpu)
 app.command(epilog=bench_vllm.EXAMPLES)(bench_vllm.vllm)
 
 EXAMPLES = """

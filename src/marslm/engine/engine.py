@@ -212,6 +212,8 @@ class Engine:
         """Tell strategies what a decoding step of this many rows has cost."""
         if any(len(plan.sequence.runs) < 2 for plan in plans):
             return  # a prompt was read, most of whose rows need no logits
+        if self.runner.recorded:
+            return
         window = sum(len(plan.window) for plan in plans)
         masks = any(self.model.mask_token_id in plan.window.tokens for plan in plans)
         self.facts.costs.observe(sum(len(plan.chunk) for plan in plans) + window, masks, seconds)

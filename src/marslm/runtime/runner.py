@@ -32,6 +32,11 @@ class Runner:
         self._mask_token_id = mask_token_id
         self.static = graphed_forward(decoder, cache, mask_token_id, self._ragged)
 
+    @property
+    def recorded(self) -> bool:
+        """Whether the last forward was recorded first, so that its time says nothing of others."""
+        return self.static is not None and self.static.captured
+
     def forward(self, works: list[Work]) -> list[Tensor]:
         """Return for each work the logits [wanted, V] of its last rows."""
         return [logits for logits, _ in self.forward_with_hidden(works)]

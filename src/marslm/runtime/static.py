@@ -78,7 +78,10 @@ whether it is a mask, and its place in attention."""
 
 
 class StaticForward:
-    """Runs narrow works in buckets; `capture` is asked once for each bucket, when it is needed."""
+    """Runs narrow works in buckets; `capture` is asked once for each bucket, when it is needed.
+
+    captured: whether the last forward was the first of its bucket, which takes far longer.
+    """
 
     def __init__(
         self, decoder: Decoder, cache: SlotCache, mask_token_id: int, capture: Capture = eager
@@ -89,6 +92,7 @@ class StaticForward:
         self._mask_token_id = mask_token_id
         self._capture = capture
         self._steps: dict[Bucket, _Step] = {}
+        self.captured = False
 
     @property
     def buckets(self) -> ListOf[Bucket]:
@@ -102,9 +106,10 @@ class StaticForward:
             work.mask_rows(self._mask_token_id) for work in works
         )
         bucket = bucket_for(works, self._cache, masks=masks)
+        self.captured = bucket is not None and bucket not in self._steps
         if bucket is None:
             return None
-        if bucket not in self._steps:
+        if self.captured:
             self._steps[bucket] = _Step(bucket, self._decoder, self._cache, self._capture)
         outputs = sum(work.wanted for work in works)
         numbers = _numbers(works, bucket, self._cache.cells - 1, self._mask_token_id)

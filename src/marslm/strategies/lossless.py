@@ -86,11 +86,15 @@ class Lossless(Strategy):
         count = min(state.shape.drafts, len(window))
         drafts = window.tokens[:count]
         choices = choose(logits[: count + 1], sequence)
-        kept = matching_prefix(drafts, choices)
+        kept = self.kept_drafts(drafts, choices)
         self._learn(sequence, state, count, kept)
         run = logits[1:][state.shape.run(kept)] if count == state.shape.drafts else logits[:0]
         self._read_drafts(sequence, state, run, choices[: kept + 1])
         return Outcome(choices[: kept + 1], kept)
+
+    def kept_drafts(self, drafts: ListOf[int], choices: ListOf[int]) -> int:
+        """Return how many leading drafts are what the model chooses."""
+        return matching_prefix(drafts, choices)
 
     def _state(self, sequence: Sequence) -> _Drafting:
         if sequence.state is None:
