@@ -83,7 +83,11 @@ def test_a_calibrated_model_decodes_by_its_thresholds(
 ) -> None:
     """Looser rates accept more, and the answer differs from one-token decoding's accordingly."""
     prompts = [letters(4 + n % 5, random.Random(n)) for n in range(12)]
-    found, rows, probes = calibrate(fitted_draft, prompts, max_new_tokens=40, rates=(0.05, 0.3))
+    parts: list[int] = []
+    found, rows, probes = calibrate(
+        fitted_draft, prompts, max_new_tokens=40, rates=(0.05, 0.3), on_part=parts.append
+    )
+    assert parts == list(range(1, 2 * len(prompts) + 1))
     assert {row["rate"] for row in rows} == {0.05, 0.3}
     assert all(a >= b for a, b in zip(found.taus(0.05), found.taus(0.3), strict=True))
     curves = reliability(probes)

@@ -61,14 +61,14 @@ def calibrate(
         raise InputError(f"there is no folder to write beside {model!r}: name an --adapter")
     loaded = load(model, adapter=adapter, quantize=quantize)
     chats = read_dialogues(data, rows=prompts, need_answers=False)
-    with bar("calibrating", len(chats)) as done:
+    with bar("calibrating", 2 * len(chats)) as done:
         calibration, rows, probes = run(
             loaded,
             [encode(loaded, chat.prompt) for chat in chats],
             confidence=confidence,
             max_new_tokens=max_new_tokens,
             rates=wanted,
-            on_prompt=done,
+            on_part=done,
         )
     calibration.save(folder)
     print_rows(rows, _COLUMNS)

@@ -16,7 +16,7 @@ import torch
 from marslm.core.accept import CONFIDENCES
 from marslm.engine.admission import trained_block
 from marslm.engine.api import run_all
-from marslm.engine.engine import Engine
+from marslm.engine.engine import Engine, StepEvent
 from marslm.errors import InputError
 from marslm.models.calibration import Calibration
 from marslm.models.loading import MarsModel
@@ -30,6 +30,9 @@ RATES = (0.01, 0.02, 0.05)
 
 _PIECE = 32
 """Tokens of an answer whose masks are read in one forward."""
+
+_SLOTS = 16
+"""Answers that are written side by side."""
 
 _BINS = 10
 
@@ -49,12 +52,12 @@ def calibrate(
     confidence: str = "probability",
     max_new_tokens: int = 96,
     rates: Sequence[float] = RATES,
-    on_prompt: Callable[[int], None] = lambda done: None,
+    on_part: Callable[[int], None] = lambda done: None,
 ) -> tuple[Calibration, list[Row], list[Probe]]:
     """Return the thresholds, one report row per rate and mask, and all probes.
 
-    prompts: token ids, even ones to fit on, odd ones to check on. on_prompt hears how many are
-    done.
+    prompts: token ids, even ones to fit on, odd ones to check on. on_part hears how many parts are
+    done, of two for each prompt: its answer, then its masks.
 
     Raises InputError for fewer than two prompts, a bad rate, or a model without masks to read.
     """
@@ -70,18 +73,36 @@ def calibrate(
             f"{model.name} was not trained for several tokens a forward: tune it first"
         )
     longest = max(map(len, prompts)) + max_new_tokens + _PIECE * block
-    engine = Engine(model, slots=1, max_length=longest)
-    params = SamplingParams(strategy="ar", max_new_tokens=max_new_tokens)
+    engine = Engine(model, slots=min(_SLOTS, len(prompts)), max_length=longest)
+    answers = _answer_all(engine, prompts, max_new_tokens, on_part)
     found: list[list[Probe]] = []
-    for prompt in prompts:
-        answer = run_all(engine, [prompt], params)[0]
-        found.append(read_probes(engine, prompt, answer.ids, confidence, block - 1))
-        on_prompt(len(found))
+    for prompt, answer in zip(prompts, answers, strict=True):
+        found.append(read_probes(engine, prompt, answer, confidence, block - 1))
+        on_part(len(prompts) + len(found))
     fitted = [probe for probes in found[::2] for probe in probes]
     checked = [probe for probes in found[1::2] for probe in probes]
     thresholds = {rate: fit_thresholds(fitted, rate, block - 1) for rate in rates}
     rows = [row for rate, taus in thresholds.items() for row in check(checked, rate, taus)]
     return Calibration(confidence, thresholds), rows, fitted + checked
+
+
+def _answer_all(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    max_new_tokens: int,
+    on_part: Callable[[int], None],
+) -> list[list[int]]:
+    """Return each prompt's one-token answer."""
+    finished = 0
+
+    def count(event: StepEvent) -> None:
+        nonlocal finished
+        if event.sequence.finished:
+            finished += 1
+            on_part(finished)
+
+    params = SamplingParams(strategy="ar", max_new_tokens=max_new_tokens)
+    return [answer.ids for answer in run_all(engine, prompts, params, count)]
 
 
 def read_probes(
