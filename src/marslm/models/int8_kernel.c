@@ -104,6 +104,16 @@ static inline __attribute__((always_inline)) void product(
     }
 }
 
+// The rows of x as levels and steps, for a product that is made elsewhere.
+void marslm_int8_rows(
+    const float *x, int8_t *levels, float *row_steps, int rows, int in, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int r = 0; r < rows; r++) {
+        int32_t offset;
+        quantise_row(x + (long)r * in, in, levels + (long)r * in, row_steps + r, &offset);
+    }
+}
+
 void marslm_int8_linear(
     const float *x, const uint8_t *w, const float *steps, const float *bias, float *y,
     int8_t *levels, float *row_steps, int32_t *offsets, int rows, int in, int out, int threads) {

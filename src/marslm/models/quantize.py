@@ -137,15 +137,21 @@ def _onednn_product(weight: int8_kernel.Levels, bias: Tensor | None) -> Callable
     )
     steps, zeros = weight.steps, torch.zeros(len(weight.steps), dtype=torch.int64)
     product = torch.ops.onednn.qlinear_pointwise.default
-    smallest = torch.tensor(_SMALLEST_STEP)
+    compiled = int8_kernel.can_run(weight.levels)
+    quantise = int8_kernel.quantise_rows if compiled else _quantise_rows
     kind = torch.float32
 
     def linear(x: Tensor) -> Tensor:
-        largest = x.abs().amax(dim=-1, keepdim=True)
-        row_steps = torch.add(smallest, largest, alpha=1 / _ROW_LEVELS)
-        rows = x.div(row_steps).round_().to(torch.int8)
+        rows, row_steps = quantise(x)
         y: Tensor = product(rows, 1.0, 0, packed, steps, zeros, None, 1.0, 0, kind, "none", [], "")
         y.mul_(row_steps)
         return y if bias is None else y.add_(bias)
 
     return linear
+
+
+def _quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows [R, in] as int8 levels [R, in] and steps [R, 1]."""
+    largest = x.abs().amax(dim=-1, keepdim=True)
+    steps = torch.add(x.new_tensor(_SMALLEST_STEP), largest, alpha=1 / _ROW_LEVELS)
+    return x.div(steps).round_().to(torch.int8), steps
