@@ -10,12 +10,15 @@ from collections.abc import Sequence as ListOf
 import torch
 from torch import Tensor
 
-from marslm.core.masks import window_mask
+from marslm.core.masks import Tree, window_mask
 from marslm.runtime.cache import SlotCache, whole_blocks
 from marslm.runtime.decoder import AttentionGroup, Decoder, RowBatch
 from marslm.runtime.graphs import graphed_forward
 from marslm.runtime.layers import RowIndex
 from marslm.runtime.work import NARROW, Work
+
+_PIECE = 128
+"""Rows of a long text that attend together."""
 
 
 class Runner:
@@ -90,24 +93,19 @@ class Runner:
         return rows
 
     def _groups(self, works: ListOf[Work]) -> list[AttentionGroup]:
-        """Put narrow works into one group and each wide one into its own."""
+        """Put narrow works into one group, and each wide one into groups of its own."""
         narrow = [work for work in works if len(work.tokens) <= NARROW]
-        lists = [narrow] if narrow else []
-        lists += [[work] for work in works if len(work.tokens) > NARROW]
-        groups, row = [], 0
-        for members in lists:
-            group = self._group(members, row)
-            groups.append(group)
-            row = group.rows.stop
+        groups = [self._narrow_group(narrow)] if narrow else []
+        row = sum(len(work.tokens) for work in narrow)
+        for work in works[len(narrow) :]:
+            groups += self._wide_groups(work, row)
+            row += len(work.tokens)
         return groups
 
-    def _group(self, works: list[Work], first_row: int) -> AttentionGroup:
+    def _narrow_group(self, works: list[Work]) -> AttentionGroup:
         rows = sum(len(work.tokens) for work in works)
         slots = slice(works[0].slot, works[-1].slot + 1)
         width = max(len(work.tokens) for work in works)
-        end = max(work.first_cell + len(work.tokens) for work in works)
-        keys = whole_blocks(end)
-        sees_all = rows == 1 and end == keys
         # Padding and idle slots see cell 0, which is finite: their result is thrown away.
         seen = torch.ones(slots.stop - slots.start, width, dtype=torch.int64)
         scatter: list[int] = []
@@ -115,19 +113,42 @@ class Runner:
             place, count = work.slot - slots.start, len(work.tokens)
             seen[place, :count] = torch.tensor(work.seen)
             scatter += range(place * width, place * width + count)
+        trees = [tree for work in works if (tree := work.tree(work.slot - slots.start))]
+        full = rows == seen.numel()
+        places = None if full else torch.tensor(scatter, device=self.decoder.device)
+        return self._group(slice(0, rows), slots, seen, trees, places)
+
+    def _wide_groups(self, work: Work, first_row: int) -> list[AttentionGroup]:
+        """Cut a text into pieces, so that none reads the cells that only later ones see."""
+        tree, count = work.tree(0), len(work.tokens)
+        piece = count if tree else _PIECE
+        seen = torch.tensor(work.seen)[None]
+        return [
+            self._group(
+                slice(first_row + start, first_row + min(start + piece, count)),
+                slice(work.slot, work.slot + 1),
+                seen[:, start : start + piece],
+                [tree] if tree else [],
+            )
+            for start in range(0, count, piece)
+        ]
+
+    def _group(
+        self,
+        rows: slice,
+        slots: slice,
+        seen: Tensor,
+        trees: list[Tree],
+        scatter: Tensor | None = None,
+    ) -> AttentionGroup:
+        """Return a group whose rows see so many cells each, [slots, width], or as in `trees`."""
+        keys = whole_blocks(int(seen.max()))
         mask = None
-        if not sees_all:
-            trees = [tree for work in works if (tree := work.tree(work.slot - slots.start))]
+        if seen.numel() > 1 or int(seen) < keys:
             visible = window_mask(seen.to(self.decoder.device), keys, trees)
             mask = self.decoder.scores_mask(visible)
-        full = rows == seen.numel()
         return AttentionGroup(
-            rows=slice(first_row, first_row + rows),
-            slots=slots,
-            width=width,
-            keys=keys,
-            mask=mask,
-            scatter=None if full else torch.tensor(scatter, device=self.decoder.device),
+            rows=rows, slots=slots, width=seen.shape[1], keys=keys, mask=mask, scatter=scatter
         )
 
 
