@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 VLLM := .venv-vllm
 VLLM_READY := $(VLLM)/.ready
 
-.PHONY: help install demo test test-smollm2 test-recipes test-serve test-vllm check format bench recording clean
+.PHONY: help install demo test test-smollm2 test-recipes test-deepspeed test-serve test-vllm check format bench recording clean
 
 help: ## Show the targets.
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -37,6 +37,11 @@ test-smollm2: $(READY) ## Run the slow tests on a real 135M model.
 
 test-recipes: $(READY) ## Run whole recipes on the tiny model.
 	$(BIN)/python -m pytest -m recipes
+
+# Its build asks the installed torch what to compile: nothing, here.
+test-deepspeed: $(READY) ## Run the tests of training under DeepSpeed.
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[deepspeed]'
+	$(BIN)/python -m pytest -m deepspeed
 
 test-serve: $(READY) ## Run the server's tests with a browser and other people's clients.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[clients,ray]'

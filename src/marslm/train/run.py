@@ -27,6 +27,7 @@ from marslm.train.batches import TwoStreamData
 from marslm.train.checkpoints import last_checkpoint
 from marslm.train.config import LORA_TARGETS, TuneConfig
 from marslm.train.events import Listener
+from marslm.train.launch import check_launch
 from marslm.train.medusa import Medusa
 from marslm.train.objectives import FrozenClean, Objective, TwoStream
 from marslm.train.saving import save_adapter, save_heads, save_model
@@ -50,8 +51,10 @@ def train(
     arguments; the first one writes and is heard.
 
     Raises InputError without examples, without a checkpoint to resume from, with a folder that
-    already holds a run while not resuming, or with an adapter that does not fit `config`.
+    already holds a run while not resuming, with an adapter that does not fit `config`, or under a
+    launcher's configuration that the mode cannot do (`check_launch`).
     """
+    check_launch(config.mode)
     check_adapter_fits(model, config)
     sequences = len(TwoStreamData(examples, config))
     if not sequences:
@@ -76,7 +79,7 @@ def train(
     # A mask-only run computes in the dtype of its frozen weights, with no autocast.
     narrow = computes_in_bfloat16(model.network) and config.mode != "mask-only"
     trainer = MarsTrainer(objective, data, config, _checkpoints(folder), listener, bfloat16=narrow)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    trainer.run(checkpoint)
     state = trainer.gathered_state()
     if not trainer.is_world_process_zero():
         return record

@@ -67,6 +67,9 @@ def save_model(
     state: State = None,
 ) -> None:
     """Write a whole model, loadable by transformers, with `mars.json`."""
+    if state is not None:
+        # Gathered, tied weights are copies of one another; a model names them once.
+        state = {name: state[name] for name, _ in network.named_parameters()}
     folder.mkdir(parents=True, exist_ok=True)
     with files.new_folder(folder / ".model") as draft:
         network.save_pretrained(draft, state_dict=state)

@@ -14,11 +14,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    set_model_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Sampler
 from transformers import (
@@ -178,9 +174,11 @@ class MarsTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Write what is trained, and only that."""
+        if not self.is_world_process_zero():
+            return  # whoever shards weights gathers them in the first process alone
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
-        # Under sharding the Trainer hands over what it has gathered.
+        # Under FSDP and DeepSpeed the Trainer hands over what it has gathered.
         state = self._objective.state_dict() if state_dict is None else state_dict
         trained = {name: state[name].contiguous() for name in self._trained_names}
         save_file(trained, folder / WEIGHTS)
@@ -203,16 +201,21 @@ class MarsTrainer(Trainer):
         mark_complete(folder, progress)
         self._listener(Saved(step, folder))
 
+    def run(self, checkpoint: Path | None) -> None:
+        """Train, from `checkpoint` on if there is one; InputError if it is another run's."""
+        if checkpoint is not None:
+            progress = read_progress(checkpoint)
+            check_same_settings(progress["settings"], self._settings)
+            self._budget.continue_from(progress["elapsed"])
+            self._meter.all_tokens = progress["tokens"]
+            self._objective.remember(progress["objective"])
+        self.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        folder = Path(resume_from_checkpoint)
-        progress = read_progress(folder)
-        check_same_settings(progress["settings"], self._settings)
-        self._budget.continue_from(progress["elapsed"])
-        self._meter.all_tokens = progress["tokens"]
-        self._objective.remember(progress["objective"])
-        saved = cast("dict[str, Any]", load_file(folder / WEIGHTS))
+        """Load weights; DeepSpeed loads its own."""
+        saved = cast("dict[str, Any]", load_file(Path(resume_from_checkpoint) / WEIGHTS))
         if self.is_fsdp_enabled:
             options = StateDictOptions(full_state_dict=True, strict=False)
             set_model_state_dict(self._objective, saved, options=options)
@@ -230,14 +233,13 @@ class MarsTrainer(Trainer):
         return {**settings, "examples": len(data), "data": data.digest}
 
     def gathered_state(self) -> dict[str, Any] | None:
-        """Return the network's whole state where processes hold shards of it, else None.
+        """Return the network's whole state where a process may hold shards of it, else None.
 
-        All processes call it together.
+        All processes call it together; it may be empty in all but the first.
         """
-        if not self.is_fsdp_enabled:
+        if not (self.is_fsdp_enabled or self.is_deepspeed_enabled):
             return None
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_model_state_dict(self._objective, options=options)
+        state = self.accelerator.get_state_dict(self.model_wrapped) or {}
         return {name.removeprefix("network."): weight for name, weight in state.items()}
 
     @property

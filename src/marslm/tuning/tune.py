@@ -19,6 +19,7 @@ from marslm.errors import InputError
 from marslm.models.loading import MarsModel, load
 from marslm.train.config import TuneConfig
 from marslm.train.events import Event as TrainEvent
+from marslm.train.launch import check_launch
 from marslm.train.run import check_adapter_fits, checkpoint_to_resume, train
 from marslm.tuning.examples import gold_examples, held_out_prompts, hold_back, say_if_short
 from marslm.tuning.held_out import HeldOutResult, measure_held_out
@@ -95,6 +96,7 @@ def tune(job: TuneJob, listener: Listener = lambda event: None) -> list[HeldOutR
 
     Raises InputError for bad input, before anything is written.
     """
+    check_launch(job.config.mode)
     checkpoint = checkpoint_to_resume(job.output, resume=job.resume)
     model = _load(job)
     max_length = min(job.config.max_length, model.context_length)
