@@ -32,7 +32,7 @@ NAN = float("nan")
     ],
 )
 def test_accepted_prefix(confidence: list[float], tau: float, kept: int) -> None:
-    assert accepted_prefix(torch.tensor(confidence), tau) == kept
+    assert accepted_prefix(confidence, tau) == kept
 
 
 confidences = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8)
@@ -40,7 +40,7 @@ confidences = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8)
 
 @given(confidences, st.floats(0.01, 0.999))
 def test_kept_candidates_are_the_longest_confident_run(values: list[float], tau: float) -> None:
-    kept = accepted_prefix(torch.tensor(values), tau)
+    kept = accepted_prefix(values, tau)
     assert 1 <= kept <= len(values)
     assert all(value >= tau for value in values[1:kept])
     assert kept == len(values) or values[kept] < tau
@@ -49,8 +49,7 @@ def test_kept_candidates_are_the_longest_confident_run(values: list[float], tau:
 @given(confidences, st.floats(0.01, 1), st.floats(0.01, 1))
 def test_a_lower_tau_never_keeps_fewer(values: list[float], one: float, other: float) -> None:
     low, high = sorted((one, other))
-    confidence = torch.tensor(values)
-    assert accepted_prefix(confidence, low) >= accepted_prefix(confidence, high)
+    assert accepted_prefix(values, low) >= accepted_prefix(values, high)
 
 
 def confidence_of(name: str, shares: list[list[float]], tokens: list[int]) -> list[float]:

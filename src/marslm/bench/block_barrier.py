@@ -21,6 +21,7 @@ from marslm.engine.engine import Engine, block_of
 from marslm.models.loading import MarsModel
 from marslm.report import Row
 from marslm.runtime.costs import AssumedCosts
+from marslm.runtime.logits import Logits
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.work import Work
@@ -161,7 +162,7 @@ class _Barrier:
             works.append(Work(sequence.slot, cached, pending, window, 1 + len(window)))
         logits = [found for found, _ in engine.runner.forward_with_hidden(works)]
         for sequence, work, each in zip(active, works, logits, strict=True):
-            outcome = strategy.accept(sequence, work.window, each, settings)
+            outcome = strategy.accept(sequence, work.window, Logits(each), settings)
             self._fed[work.slot] = len(sequence.tokens)
             sequence.commit(outcome.new_tokens)
 

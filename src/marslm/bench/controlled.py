@@ -11,8 +11,7 @@ import random
 from collections.abc import Sequence as ListOf
 from functools import partial
 
-from torch import Tensor
-
+from marslm.runtime.logits import Logits
 from marslm.runtime.sampling import draw
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
@@ -53,7 +52,7 @@ class ControlledMars(Mars):
         self._coin = Coin(acceptance)
 
     def accept(
-        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Logits, settings: StepSettings
     ) -> Outcome:
         """Keep the first candidate and, by the coin, some after it."""
         draws = draw(logits, sequence)

@@ -5,7 +5,7 @@ Knows nothing about how candidates were chosen or what becomes of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -41,15 +41,15 @@ CONFIDENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 """Confidence by name: (log-probabilities [R, V], chosen tokens [R]) -> [R] in [0, 1]."""
 
 
-def accepted_prefix(confidence: Tensor, tau: Tau) -> int:
+def accepted_prefix(confidence: Sequence[float], tau: Tau) -> int:
     """Return how many of a step's candidates to keep, at least 1.
 
-    confidence: [B], candidate 0 first. From the left while confidence >= tau; the first candidate
-    is always kept, and what follows the first miss is dropped however confident. tau >= 1 means one
-    token a step by rule, since a rounded softmax can reach 1.0.
+    confidence: of B candidates, candidate 0 first. From the left while confidence >= tau; the first
+    candidate is always kept, and what follows the first miss is dropped however confident. tau >= 1
+    means one token a step by rule, since a rounded softmax can reach 1.0.
     """
     masks = useful_masks(tau, len(confidence) - 1)
-    for mask, value in enumerate(confidence[1 : 1 + masks].tolist()):
+    for mask, value in enumerate(confidence[1 : 1 + masks]):
         if not value >= threshold(tau, mask):
             return 1 + mask
     return 1 + masks

@@ -12,8 +12,6 @@ from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from torch import Tensor
-
 from marslm.engine.admission import (
     check_params,
     check_prompt,
@@ -30,6 +28,7 @@ from marslm.models.loading import MarsModel
 from marslm.runtime.constraint import Grammars
 from marslm.runtime.costs import StepCosts
 from marslm.runtime.decoder import Decoder
+from marslm.runtime.logits import Logits, logits_of_step
 from marslm.runtime.logprobs import TokenLogprobs, read_logprobs
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.runner import Runner
@@ -179,7 +178,7 @@ class Engine:
             self._note_cost([plan for plan, _ in parts], time.perf_counter() - start)
         return [event for event in events if event is not None]
 
-    def _forward(self, scheduled: ListOf[tuple[Sequence, list[int]]]) -> list[tuple[Plan, Tensor]]:
+    def _forward(self, scheduled: ListOf[tuple[Sequence, list[int]]]) -> list[tuple[Plan, Logits]]:
         """Run the forward of some requests; return each one's plan and logits."""
         rows = sum(len(chunk) for _, chunk in scheduled)
         plans = [self._plan(sequence, chunk, rows) for sequence, chunk in scheduled]
@@ -188,7 +187,8 @@ class Engine:
         for plan, (_, hidden) in zip(plans, results, strict=True):
             if plan.whole:
                 plan.strategy.read_hidden(plan.sequence, hidden)
-        return [(plan, logits) for plan, (logits, _) in zip(plans, results, strict=True)]
+        logits = logits_of_step([found for found, _ in results])
+        return list(zip(plans, logits, strict=True))
 
     def _step_alone(self, sequence: Sequence, chunk: list[int]) -> StepEvent | None:
         try:
@@ -196,7 +196,7 @@ class Engine:
         except Exception as fault:
             return self._fail(sequence, fault)
 
-    def _settle_safely(self, plan: Plan, logits: Tensor) -> StepEvent | None:
+    def _settle_safely(self, plan: Plan, logits: Logits) -> StepEvent | None:
         try:
             return self._settle(plan, logits)
         except Exception as fault:
@@ -234,7 +234,7 @@ class Engine:
         tau = self.speed.tau if params.tau is None else params.tau
         return Plan(sequence, chunk, self.strategy(name), StepSettings(block, tau, rows))
 
-    def _settle(self, plan: Plan, logits: Tensor) -> StepEvent | None:
+    def _settle(self, plan: Plan, logits: Logits) -> StepEvent | None:
         """Commit what the strategy accepts and move the cursor."""
         sequence = plan.sequence
         if sequence.runs:
@@ -270,7 +270,7 @@ class Engine:
         return self._strategies[name]
 
 
-def _logprobs(sequence: Sequence, outcome: Outcome, logits: Tensor) -> list[TokenLogprobs]:
+def _logprobs(sequence: Sequence, outcome: Outcome, logits: Logits) -> list[TokenLogprobs]:
     """Return the log-probabilities of an outcome's tokens, none if they were not asked for."""
     count, tokens = sequence.params.logprobs, outcome.new_tokens
-    return [] if count is None else read_logprobs(logits[: len(tokens)], tokens, count)
+    return [] if count is None else read_logprobs(logits.tensor[: len(tokens)], tokens, count)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from marslm.core.accept import CONFIDENCES
+from marslm.runtime.logits import Logits, widened
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.processors import (
     Constrained,
@@ -32,21 +34,30 @@ class Draws:
     """Tokens drawn from a chain of rows.
 
     scores: [R, V], what they were drawn from before noise, up to a constant for each row.
+    likeliest: the logits of which the tokens are simply the likeliest, if they are.
     """
 
     tokens: list[int]
     scores: Tensor
+    likeliest: Logits | None = None
 
     def log_probs(self) -> Tensor:
         """Return the log-probabilities [R, V] that the draws follow, in float32 or wider.
 
         At temperature 0 the draw is the argmax, and this is the distribution at temperature 1.
         """
-        wide = self.scores if self.scores.dtype == torch.float64 else self.scores.float()
-        return torch.log_softmax(wide, dim=-1)
+        return torch.log_softmax(widened(self.scores), dim=-1)
+
+    def confidences(self, kind: str = "probability") -> list[float]:
+        """Return how sure each row is of its token, from 0 to 1, by a name in `CONFIDENCES`."""
+        if kind == "probability" and self.likeliest is not None and self.likeliest.together:
+            return self.likeliest.best_probabilities()
+        tokens = torch.tensor(self.tokens, device=self.scores.device)
+        found: list[float] = CONFIDENCES[kind](self.log_probs(), tokens).tolist()
+        return found
 
 
-def draw(logits: Tensor, sequence: Sequence, ahead: ListOf[int] = ()) -> Draws:
+def draw(logits: Logits | Tensor, sequence: Sequence, ahead: ListOf[int] = ()) -> Draws:
     """Draw a token from each row of `logits` [R, V], the rows being a chain.
 
     Row 0 chooses what follows the request's text and `ahead`; every other row, what follows row
@@ -54,9 +65,11 @@ def draw(logits: Tensor, sequence: Sequence, ahead: ListOf[int] = ()) -> Draws:
     verified: up to the first draft that differs from the choice at its place, both say the same.
     """
     params = sequence.params
+    logits = Logits(logits) if isinstance(logits, Tensor) else logits
+    if params.plain_greedy:
+        return Draws(logits.best(), logits.tensor, logits)
     position = len(sequence.tokens) + len(ahead)
-    scores = logits if params.plain_greedy else logits.double()
-    scores = add_bias(scores, params)
+    scores = add_bias(logits.tensor.double(), params)
     rules = _text_rules(sequence, ahead, scores)
     if not rules:
         return _draw_rows(scores, params, position)
@@ -70,7 +83,7 @@ def draw(logits: Tensor, sequence: Sequence, ahead: ListOf[int] = ()) -> Draws:
     return Draws([row.tokens[0] for row in rows], torch.cat([row.scores for row in rows]))
 
 
-def choose(logits: Tensor, sequence: Sequence, ahead: ListOf[int] = ()) -> list[int]:
+def choose(logits: Logits | Tensor, sequence: Sequence, ahead: ListOf[int] = ()) -> list[int]:
     """Return the tokens that `draw` draws."""
     return draw(logits, sequence, ahead).tokens
 

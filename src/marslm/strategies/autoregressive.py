@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListOf
 
-from torch import Tensor
-
+from marslm.runtime.logits import Logits
 from marslm.runtime.sampling import choose
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
@@ -31,7 +30,7 @@ class Autoregressive(Strategy):
         return [Window()] * len(sequences)
 
     def accept(
-        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Logits, settings: StepSettings
     ) -> Outcome:
         """Take the one token there is."""
         return Outcome(choose(logits, sequence))

@@ -16,6 +16,7 @@ from torch import Tensor
 from marslm.core.accept import Tau
 from marslm.models.loading import MarsModel
 from marslm.runtime.costs import StepCosts
+from marslm.runtime.logits import Logits
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
 
@@ -104,12 +105,12 @@ class Strategy(ABC):
 
     @abstractmethod
     def accept(
-        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Logits, settings: StepSettings
     ) -> Outcome:
         """Decide what to keep of one request.
 
-        logits: [1 + len(window), V]; row 0 is the last pending token's, row i window entry i-1's.
-        The window may be shorter than proposed where the text nears its limit.
+        logits: 1 + len(window) rows, for `sampling.draw`; row 0 is the last pending token's, row i
+        window entry i-1's. The window may be shorter than proposed where the text nears its limit.
         """
 
     def read_hidden(  # noqa: B027 - most look at logits alone

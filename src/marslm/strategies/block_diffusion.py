@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListOf
 
-import torch
-from torch import Tensor
-
-from marslm.core.accept import CONFIDENCES, threshold
+from marslm.core.accept import threshold
 from marslm.errors import InputError
+from marslm.runtime.logits import Logits
 from marslm.runtime.sampling import choose, draw
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
@@ -59,7 +57,7 @@ class BlockDiffusion(Strategy):
         return windows
 
     def accept(
-        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Logits, settings: StepSettings
     ) -> Outcome:
         """Fill what is confident; hand the block over when it is full."""
         cells: list[int | None] = (sequence.state or [None] * len(window))[: len(window)]
@@ -68,9 +66,7 @@ class BlockDiffusion(Strategy):
         rows = logits[1:] if self._form.alignment == "own" else logits[:-1]
         draws = draw(rows, sequence)
         tokens = draws.tokens
-        confidence = CONFIDENCES[sequence.params.confidence](
-            draws.log_probs(), torch.tensor(tokens, device=rows.device)
-        ).tolist()
+        confidence = draws.confidences(sequence.params.confidence)
         masked = [place for place, token in enumerate(cells) if token is None]
         best = max(masked, key=lambda place: confidence[place])
         for place in masked:

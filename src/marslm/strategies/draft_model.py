@@ -19,6 +19,7 @@ from marslm.core.accept import useful_masks
 from marslm.core.verify import matching_prefix
 from marslm.errors import InputError
 from marslm.runtime.decoder import Decoder
+from marslm.runtime.logits import Logits
 from marslm.runtime.runner import Runner
 from marslm.runtime.sampling import choose, draw
 from marslm.runtime.sequence import Sequence
@@ -152,7 +153,7 @@ class DraftModelMars(DraftModel):
         ]
 
     def accept(
-        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Logits, settings: StepSettings
     ) -> Outcome:
         """Keep the verified drafts; if all of them hold, the confident candidates behind too."""
         drafts = [token for token in window.tokens if token != self._own_mask]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListOf
 
-from torch import Tensor
-
 from marslm.core.verify import matching_prefix
+from marslm.runtime.logits import Logits
 from marslm.runtime.sampling import choose
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
@@ -38,7 +37,7 @@ class Jacobi(Strategy):
         ]
 
     def accept(
-        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Logits, settings: StepSettings
     ) -> Outcome:
         """Keep the guesses that stayed as they were, and the choice after them."""
         choices = choose(logits, sequence)

@@ -15,11 +15,8 @@ from collections.abc import Sequence as ListOf
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-import torch
-from torch import Tensor
-
-from marslm.core.accept import probability
 from marslm.core.verify import matching_prefix
+from marslm.runtime.logits import Logits
 from marslm.runtime.sampling import choose, draw
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
@@ -79,7 +76,7 @@ class Lossless(Strategy):
         return self._planner.plan(outlooks, settings[0].rows)
 
     def accept(
-        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Logits, settings: StepSettings
     ) -> Outcome:
         """Keep the verified drafts and the free token; read new drafts behind them."""
         state = self._state(sequence)
@@ -111,7 +108,7 @@ class Lossless(Strategy):
             state.factor.observe(state.chances[index], index < kept)
 
     def _read_drafts(
-        self, sequence: Sequence, state: _Drafting, logits: Tensor, ahead: ListOf[int]
+        self, sequence: Sequence, state: _Drafting, logits: Logits, ahead: ListOf[int]
     ) -> None:
         """Take the drafts in mask rows that follow the text and `ahead`, and their chances."""
         state.drafts, state.confidences, state.chances = [], [], []
@@ -120,8 +117,7 @@ class Lossless(Strategy):
         odds, factor = self._odds[sequence.params.temperature > 0], state.factor.value
         draws = draw(logits, sequence, ahead)
         state.drafts = draws.tokens
-        tokens = torch.tensor(state.drafts, device=logits.device)
-        state.confidences = probability(draws.log_probs(), tokens).tolist()
+        state.confidences = draws.confidences()
         state.chances = [
             min(1.0, factor * odds.chance(index + 1, confidence))
             for index, confidence in enumerate(state.confidences)

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListOf
 
-import torch
-from torch import Tensor
-
-from marslm.core.accept import CONFIDENCES, Tau, accepted_prefix, useful_masks
+from marslm.core.accept import Tau, accepted_prefix, useful_masks
 from marslm.core.forms import MARS
+from marslm.runtime.logits import Logits
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sampling import Draws, draw
 from marslm.runtime.sequence import Sequence
@@ -56,7 +54,7 @@ class Mars(Strategy):
         return useful + own
 
     def accept(
-        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Logits, settings: StepSettings
     ) -> Outcome:
         """Keep the confident prefix of the candidates, the first one always."""
         if self._form.alignment == "own" and len(window):
@@ -72,5 +70,4 @@ def confident_prefix(draws: Draws, params: SamplingParams, tau: Tau) -> int:
     """
     if len(draws.tokens) == 1:
         return 1
-    tokens = torch.tensor(draws.tokens, device=draws.scores.device)
-    return accepted_prefix(CONFIDENCES[params.confidence](draws.log_probs(), tokens), tau)
+    return accepted_prefix(draws.confidences(params.confidence), tau)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from marslm.errors import InputError
+from marslm.runtime.logits import Logits
 from marslm.runtime.sampling import draw
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
@@ -56,7 +57,7 @@ class Medusa(Verifying):
         self._hidden[sequence.number] = hidden
 
     def accept(
-        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Logits, settings: StepSettings
     ) -> Outcome:
         """Keep the guesses that the model chooses too, and the state that chose the token after."""
         outcome = super().accept(sequence, window, logits, settings)

@@ -7,9 +7,8 @@ them is free. Knows nothing about where guesses come from.
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from marslm.core.verify import matching_prefix
+from marslm.runtime.logits import Logits
 from marslm.runtime.sampling import choose
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
@@ -22,7 +21,7 @@ class Verifying(Strategy):
     exact = True
 
     def accept(
-        self, sequence: Sequence, window: Window, logits: Tensor, settings: StepSettings
+        self, sequence: Sequence, window: Window, logits: Logits, settings: StepSettings
     ) -> Outcome:
         """Keep the guesses that the model chooses too, and its choice after them."""
         choices = choose(logits, sequence)
