@@ -20,7 +20,7 @@ from marslm.train.launch import check_launch
 from marslm.tuning.tune import TuneJob, tune
 from train import sharded  # type: ignore[import-not-found]
 
-# Two processes import everything and train several times, half a minute; a busy machine takes longer.
+# Two processes import everything and train several times: half a minute, more if others compute.
 pytestmark = pytest.mark.timeout(1200)
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "launch"
