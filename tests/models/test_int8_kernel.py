@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from marslm.models import int8_kernel
+from marslm.models import compiled, int8_kernel
 from marslm.models.packed import make_linear
-from marslm.models.quantize import make_int8_update
+from marslm.models.quantize import Int8Update
 
 needs_kernel = pytest.mark.skipif(
     int8_kernel._library() is None, reason="no C compiler, or a CPU without AVX512-VNNI"
@@ -39,12 +39,12 @@ def test_the_kernel_gives_onednns_bits(
     rows = torch.randn(int8_kernel.MOST_ROWS, inputs, generator=generator)
     rows[3] = 0
     rows[4] *= 1000
-    compiled = make_linear(weight, bias, pack=True, quantize="int8")
+    kernel = make_linear(weight, bias, pack=True, quantize="int8")
     monkeypatch.setattr(int8_kernel, "can_run", lambda weight: False)
     libraries = make_linear(weight, bias, pack=True, quantize="int8")
     torch.set_num_threads(threads)
     for count in range(1, len(rows) + 1):
-        assert torch.equal(compiled(rows[:count]), libraries(rows[:count]))
+        assert torch.equal(kernel(rows[:count]), libraries(rows[:count]))
 
 
 @needs_kernel
@@ -57,12 +57,12 @@ def test_an_update_of_mask_rows_is_two_products(
         torch.randn(shape, generator=generator)
         for shape in ((rank, inputs), (outputs, rank), (20, inputs), (20, outputs))
     )
-    compiled = make_int8_update(down, up)
+    kernel = Int8Update(down, up)
     monkeypatch.setattr(int8_kernel, "can_run", lambda weight: False)
-    libraries = make_int8_update(down, up)
+    libraries = Int8Update(down, up)
     for count in (1, 4, 9, 16, 20):
         found, expected = y[:count].clone(), y[:count].clone()
-        compiled(found, x[:count])
+        kernel(found, x[:count])
         libraries(expected, x[:count])
         assert torch.equal(found, expected)
         exact = (x[:count].double() @ down.double().t()) @ up.double().t()
@@ -75,7 +75,7 @@ def test_odd_shapes_are_left_to_onednn() -> None:
 
 
 def test_without_a_compiler_there_is_none(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8_kernel.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
     assert not int8_kernel.can_run(torch.zeros(32, 32))
     linear = make_linear(torch.eye(32), None, pack=True, quantize="int8")
     torch.testing.assert_close(linear(torch.ones(1, 32)), torch.ones(1, 32))
@@ -85,6 +85,6 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
     fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("MARSLM_CACHE", str(tmp_path))
-    monkeypatch.setattr(int8_kernel, "_FLAGS", ("--no-such-flag",))
+    monkeypatch.setattr(compiled, "_FLAGS", ("--no-such-flag",))
     assert not int8_kernel.can_run(torch.zeros(32, 32))
     assert not list(tmp_path.iterdir())

@@ -10,31 +10,47 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import shutil
-import subprocess
-import tempfile
+from ctypes import c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from marslm.models.gguf import cache_folder
+from marslm.models.compiled import load_library
+from marslm.models.huge_pages import HugePages
 
 _SOURCE = Path(__file__).with_suffix(".c")
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC")
-_COMPILERS = ("cc", "gcc", "clang")
 
 MOST_ROWS = 16
 """Beyond so many rows oneDNN's blocks, or its matrix unit, are faster."""
 
-_BLOCK = 16
+_PAGES = HugePages()
+"""Weights lie in the order in which they are packed, which is that of the layers."""
+
+BLOCK = 16
+"""Sizes of matrices are multiples of this."""
+
+
+class Matrix(ctypes.Structure):
+    """The C structure of the same name: where a packed weight lies."""
+
+    _fields_: ClassVar = [
+        *((name, c_void_p) for name in ("levels", "steps", "bias")),
+        *((name, c_int64) for name in ("inputs", "outputs")),
+    ]
+
+
+class Rows(ctypes.Structure):
+    """The C structure of the same name: where quantised rows lie."""
+
+    _fields_: ClassVar = [(name, c_void_p) for name in ("levels", "steps", "offsets")]
 
 
 def can_run(weight: Tensor) -> bool:
     """Return whether the kernel takes a weight [out, in] of this shape, and is there at all."""
-    return not any(size % _BLOCK for size in weight.shape) and _library() is not None
+    return not any(size % BLOCK for size in weight.shape) and _library() is not None
 
 
 @dataclass(frozen=True)
@@ -47,8 +63,29 @@ class Levels:
     def packed(self) -> Tensor:
         """Return the levels as the kernel reads them: unsigned, in blocks of 16 outputs."""
         outputs, inputs = self.levels.shape
-        blocks = self.levels.view(outputs // _BLOCK, _BLOCK, inputs // 4, 4).transpose(1, 2)
-        return blocks.to(torch.int16).add_(128).to(torch.uint8).contiguous()
+        blocks = self.levels.view(outputs // BLOCK, BLOCK, inputs // 4, 4).transpose(1, 2)
+        return _PAGES.copy(blocks.to(torch.int16).add_(128).to(torch.uint8))
+
+
+class Packed:
+    """A weight as the kernel reads it. `matrix` says where it lies, as long as this lives."""
+
+    def __init__(self, weight: Levels, bias: Tensor | None = None) -> None:
+        """Pack it; bias: [out]."""
+        self._kept = (weight.packed(), weight.steps.contiguous(), bias)
+        places = [0 if each is None else each.data_ptr() for each in self._kept]
+        self.outputs, self.inputs = weight.levels.shape
+        self.matrix = Matrix(*places, self.inputs, self.outputs)
+
+
+class Scratch:
+    """Room for the levels, steps and offsets of quantised rows. `rows` says where it lies."""
+
+    def __init__(self, inputs: int, rows: int = MOST_ROWS) -> None:
+        """Take room for `rows` rows of `inputs`."""
+        levels = torch.empty(rows * inputs, dtype=torch.int8)
+        self._kept = (levels, torch.empty(rows), torch.empty(rows, dtype=torch.int32))
+        self.rows = Rows(*(each.data_ptr() for each in self._kept))
 
 
 class Product:
@@ -57,17 +94,17 @@ class Product:
     def __init__(self, weight: Levels, bias: Tensor | None) -> None:
         """Pack the weight."""
         self._run = _loaded().marslm_int8_linear
-        self._outputs, self._inputs = weight.levels.shape
-        self._kept = (weight.packed(), weight.steps.contiguous(), bias, *_scratch(self._inputs))
-        self._places = [0 if each is None else each.data_ptr() for each in self._kept]
+        self.weight = Packed(weight, bias)
+        self._scratch = Scratch(self.weight.inputs)
+        self._places = ctypes.byref(self.weight.matrix), ctypes.byref(self._scratch.rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return a new [rows, out]."""
         x = x.contiguous()
-        y = x.new_empty(len(x), self._outputs)
-        weight, steps, bias, *scratch = self._places
-        sizes = (len(x), self._inputs, self._outputs, torch.get_num_threads())
-        self._run(x.data_ptr(), weight, steps, bias, y.data_ptr(), *scratch, *sizes)
+        y = x.new_empty(len(x), self.weight.outputs)
+        weight, scratch = self._places
+        threads = torch.get_num_threads()
+        self._run(x.data_ptr(), weight, y.data_ptr(), scratch, len(x), threads)
         return y
 
 
@@ -77,33 +114,29 @@ class Update:
     def __init__(self, down: Levels, up: Levels) -> None:
         """Pack both matrices."""
         self._run = _loaded().marslm_int8_update
-        rank, self._inputs = down.levels.shape
-        self._sizes = (self._inputs, rank, len(up.levels))
-        matrices = (down.packed(), down.steps, up.packed(), up.steps)
-        low = torch.empty(MOST_ROWS * rank)
-        self._kept = (*matrices, low, *_scratch(max(self._inputs, rank)))
-        self._places = [each.data_ptr() for each in self._kept]
+        self.down, self.up = Packed(down), Packed(up)
+        self._low = torch.empty(MOST_ROWS * self.up.inputs)
+        self._scratch = Scratch(max(self.down.inputs, self.up.inputs))
+        structures = (self.down.matrix, self.up.matrix, self._scratch.rows)
+        self._places = [ctypes.byref(each) for each in structures]
 
     def __call__(self, y: Tensor, x: Tensor) -> None:
         """Add to y [rows, out]; both are contiguous."""
-        places, threads = self._places, torch.get_num_threads()
-        sizes = (len(x), *self._sizes, threads)
-        self._run(x.data_ptr(), *places[:4], y.data_ptr(), *places[4:], *sizes)
+        down, up, scratch = self._places
+        threads = torch.get_num_threads()
+        places = (x.data_ptr(), down, up, y.data_ptr(), self._low.data_ptr(), scratch)
+        self._run(*places, len(x), threads)
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows [R, in] as int8 levels [R, in] and steps [R, 1]."""
     x = x.contiguous()
     levels, steps = torch.empty_like(x, dtype=torch.int8), x.new_empty(len(x), 1)
-    sizes = (*x.shape, torch.get_num_threads())
-    _loaded().marslm_int8_rows(x.data_ptr(), levels.data_ptr(), steps.data_ptr(), *sizes)
+    offsets = torch.empty(len(x), dtype=torch.int32)
+    rows = Rows(levels.data_ptr(), steps.data_ptr(), offsets.data_ptr())
+    threads = torch.get_num_threads()
+    _loaded().marslm_int8_rows(x.data_ptr(), ctypes.byref(rows), *x.shape, threads)
     return levels, steps
-
-
-def _scratch(inputs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return room for the levels, steps and offsets of a call's rows."""
-    levels = torch.empty(MOST_ROWS * inputs, dtype=torch.int8)
-    return levels, torch.empty(MOST_ROWS), torch.empty(MOST_ROWS, dtype=torch.int32)
 
 
 def _loaded() -> ctypes.CDLL:
@@ -115,34 +148,15 @@ def _loaded() -> ctypes.CDLL:
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     """Return the compiled kernel, None if this machine cannot have it."""
-    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None or not torch.cpu.get_capabilities().get("avx512_vnni"):
+    if not torch.cpu.get_capabilities().get("avx512_vnni"):
         return None
-    try:
-        library = ctypes.CDLL(str(_compiled(compiler)))
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    for function, pointers, sizes in (
-        (library.marslm_int8_rows, 3, 3),
-        (library.marslm_int8_linear, 8, 4),
-        (library.marslm_int8_update, 10, 5),
-    ):
-        function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int] * sizes
-        function.restype = None
+    library = load_library(_SOURCE)
+    if library is not None:
+        for function, pointers, sizes in (
+            (library.marslm_int8_rows, 2, 3),
+            (library.marslm_int8_linear, 4, 2),
+            (library.marslm_int8_update, 6, 2),
+        ):
+            function.argtypes = [c_void_p] * pointers + [c_int] * sizes
+            function.restype = None
     return library
-
-
-def _compiled(compiler: str) -> Path:
-    """Return the compiled file, made the first time for this source, compiler and CPU."""
-    capabilities = sorted(torch.cpu.get_capabilities().items())
-    key = f"{_SOURCE.read_text(encoding='utf-8')} {compiler} {_FLAGS} {capabilities}"
-    name = f"int8_kernel-{hashlib.sha256(key.encode()).hexdigest()[:12]}.so"
-    path = cache_folder() / name
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            draft = Path(folder) / name
-            command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(draft)]
-            subprocess.run(command, check=True, capture_output=True)
-            draft.replace(path)
-    return path

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from marslm.models.quantize import Quantize, make_bf16_linear, make_int8_linear
+from marslm.models.quantize import Int8Linear, Quantize, make_bf16_linear
 
 Linear: TypeAlias = Callable[[Tensor], Tensor]
 """x [rows, in] -> [rows, out]."""
@@ -48,7 +48,7 @@ def make_linear(
     if quantize == "bf16":
         return make_bf16_linear(weight, bias)
     if quantize == "int8":
-        return make_int8_linear(weight, bias)
+        return Int8Linear(weight, bias)
     plain = _make_plain(weight, bias)
     if not (pack and can_pack(weight)):
         return plain

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from marslm.errors import InputError
@@ -90,36 +91,45 @@ def make_bf16_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], 
     return linear
 
 
-def make_int8_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Return x -> x @ weight.T + bias with int8 weights and rows; x and the result are float32.
+class Int8Linear:
+    """x -> x @ weight.T + bias with int8 weights and rows; x and the result are float32.
 
-    weight: [out, in], quantised symmetrically for each output. Each row of x [rows, in] is
-    quantised by its own largest value.
+    few: the compiled product of few rows, None if this machine or the shape has none.
     """
-    narrow = _narrow(weight)
-    few = int8_kernel.Product(narrow, bias) if int8_kernel.can_run(weight) else None
-    many = _onednn_product(narrow, bias)
 
-    def linear(x: Tensor) -> Tensor:
-        return few(x) if few is not None and len(x) <= int8_kernel.MOST_ROWS else many(x)
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        """weight: [out, in], quantised symmetrically for each output."""
+        narrow = _narrow(weight)
+        self.few = int8_kernel.Product(narrow, bias) if int8_kernel.can_run(weight) else None
+        self._many = _onednn_product(narrow, bias)
 
-    return linear
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map x [rows, in] to [rows, out], each row quantised by its own largest value."""
+        few = self.few
+        return few(x) if few is not None and len(x) <= int8_kernel.MOST_ROWS else self._many(x)
 
 
-def make_int8_update(down: Tensor, up: Tensor) -> Callable[[Tensor, Tensor], None]:
-    """Return (y, x) -> y += (x @ down.T) @ up.T in place; down: [rank, in], up: [out, rank]."""
-    ends = _narrow(down), _narrow(up)
-    runs = int8_kernel.can_run(down) and int8_kernel.can_run(up)
-    few = int8_kernel.Update(*ends) if runs else None
-    first, second = (_onednn_product(each, None) for each in ends)
+class Int8Update:
+    """(y, x) -> y += (x @ down.T) @ up.T in place.
 
-    def update(y: Tensor, x: Tensor) -> None:
-        if few is not None and len(x) <= int8_kernel.MOST_ROWS:
-            few(y, x)
+    few: the compiled update of few rows, None if this machine or the shape has none.
+    """
+
+    def __init__(self, down: Tensor, up: Tensor) -> None:
+        """down: [rank, in], up: [out, rank]; of any rank: zeros fill it up to whole blocks."""
+        missing = -len(down) % int8_kernel.BLOCK
+        down, up = F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, missing))
+        ends = _narrow(down), _narrow(up)
+        runs = int8_kernel.can_run(down) and int8_kernel.can_run(up)
+        self.few = int8_kernel.Update(*ends) if runs else None
+        self._down, self._up = (_onednn_product(each, None) for each in ends)
+
+    def __call__(self, y: Tensor, x: Tensor) -> None:
+        """Add to y [rows, out] what x [rows, in] gives."""
+        if self.few is not None and len(x) <= int8_kernel.MOST_ROWS:
+            self.few(y, x)
         else:
-            y += second(first(x))
-
-    return update
+            y += self._up(self._down(x))
 
 
 def _narrow(weight: Tensor) -> int8_kernel.Levels:

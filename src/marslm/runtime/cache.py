@@ -75,6 +75,11 @@ class SlotCache:
         if source != target and cells:
             self._cells[:, target, :, :cells] = self._cells[:, source, :, :cells]
 
+    @property
+    def places(self) -> list[int]:
+        """The address of each layer's memory, for compiled code."""
+        return [layer.data_ptr() for layer in self._cells.unbind()]
+
     def readers(self, slots: slice, length: int) -> list[tuple[Tensor, Tensor]]:
         """Return each layer's keys and values as views [slots, kv_heads, length, head_dim]."""
         keys, values = torch.split(self._cells[:, slots, :, :length], self.kv_heads, dim=2)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from marslm.models.loading import MarsModel
 from marslm.models.packed import make_linear
 from marslm.runtime.cache import SlotCache, Write
-from marslm.runtime.layers import Gate, Layer, MaskRows, RowIndex, build_layer, make_norm, weight_of
+from marslm.runtime.layers import Gate, Layer, MaskRows, RMSNorm, RowIndex, build_layer, weight_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,11 @@ class RowBatch:
 
 
 class Decoder:
-    """A model ready to decode; `hidden` fills the cache, `logits` says what its states say."""
+    """A model ready to decode; `hidden` fills the cache, `logits` says what its states say.
+
+    layers, final_norm: the weights. cos, sin: [max_length, D], rotary angles; of the sines the
+    first half is negated.
+    """
 
     def __init__(self, model: MarsModel, *, max_length: int, pack: bool = True) -> None:
         """Take the weights of `model`, packed or narrowed, and tabulate rotary angles."""
@@ -79,9 +83,9 @@ class Decoder:
         self.max_length = max_length
         self._mask_token_id = model.mask_token_id
         self._embedding = weight_of(network.get_input_embeddings())
-        self._final_norm = make_norm(body.get_submodule("norm"), config.rms_norm_eps)
+        self.final_norm = RMSNorm(body.get_submodule("norm"), config.rms_norm_eps)
         self._head = make_linear(head.weight.detach(), pack=pack, quantize=model.quantize)
-        self._layers = [
+        self.layers = [
             build_layer(
                 body, index, model.adapter, config.rms_norm_eps, pack, quantize=model.quantize
             )
@@ -90,12 +94,12 @@ class Decoder:
         self._mask_embedding = (
             model.adapter.mask_embedding.to(self._embedding) if model.adapter else None
         )
-        self._cos, self._sin = self._rotary_table(body.get_submodule("rotary_emb"), max_length)
+        self.cos, self.sin = self._rotary_table(body.get_submodule("rotary_emb"), max_length)
 
     def new_cache(self, slots: int) -> SlotCache:
         """Return an empty cache for `slots` requests of up to `max_length` tokens."""
         return SlotCache(
-            layers=len(self._layers),
+            layers=len(self.layers),
             slots=slots,
             kv_heads=self.kv_heads,
             max_length=self.max_length,
@@ -107,17 +111,17 @@ class Decoder:
     @torch.inference_mode()
     def hidden(self, batch: RowBatch, cache: SlotCache) -> Tensor:
         """Run all rows, store their keys and values, return the last states [outputs, hidden]."""
-        x = self._embed(batch)
+        x = self.embed(batch.ids, batch.masks)
         rotations = self._rotations(batch.positions)
         if batch.run is not None:
             writers = cache.run_writers(*batch.run, rows=len(x))
         else:
             writers = cache.writers(batch.slots, batch.cells)
         readers = zip(*(cache.readers(g.slots, g.keys) for g in batch.groups), strict=True)
-        for layer, write, past in zip(self._layers, writers, readers, strict=True):
+        for layer, write, past in zip(self.layers, writers, readers, strict=True):
             x += self._attention(layer, x, rotations, write, past, batch)
             x += self._mlp(layer, x, batch.masks)
-        return self._final_norm(x[batch.outputs])
+        return self.final_norm(x[batch.outputs])
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -140,13 +144,14 @@ class Decoder:
         mask = torch.zeros(hidden.shape, dtype=self.dtype, device=self.device)
         return mask.masked_fill_(hidden, -torch.inf)
 
-    def _embed(self, batch: RowBatch) -> Tensor:
-        x = self._embedding[batch.ids]
-        if batch.masks is None or self._mask_embedding is None:
+    def embed(self, ids: Tensor, masks: MaskRows | None) -> Tensor:
+        """Return the first states [T, hidden] of tokens [T]; an adapter has [MASK]'s own."""
+        x = self._embedding[ids]
+        if masks is None or self._mask_embedding is None:
             return x
-        if isinstance(batch.masks, Gate):
-            return torch.where(batch.masks.values.bool(), self._mask_embedding, x)
-        x[batch.masks] = self._mask_embedding
+        if isinstance(masks, Gate):
+            return torch.where(masks.values.bool(), self._mask_embedding, x)
+        x[masks] = self._mask_embedding
         return x
 
     def _attention(
@@ -197,7 +202,7 @@ class Decoder:
 
         One product instead of x * cos + rotate_half(x) * sin; the matrices serve all layers.
         """
-        cos, sin = self._cos[positions], self._sin[positions]
+        cos, sin = self.cos[positions], self.sin[positions]
         return torch.diag_embed(cos) + torch.diag_embed(sin).roll(self.head_dim // 2, dims=1)
 
     def _rotary_table(self, rotary: nn.Module, length: int) -> tuple[Tensor, Tensor]:

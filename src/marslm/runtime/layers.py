@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,10 +17,19 @@ from torch import Tensor, nn
 
 from marslm.models.adapter import Adapter, LowRank
 from marslm.models.packed import Linear, make_linear
-from marslm.models.quantize import Quantize, make_int8_update
+from marslm.models.quantize import Int8Update, Quantize
 
 RowIndex: TypeAlias = "slice | Tensor"
 """Rows of a batch: a slice where they follow one another, since that gives views."""
+
+
+def as_index(rows: ListOf[int], device: torch.device) -> RowIndex:
+    """Return ascending rows as a slice if they follow one another."""
+    if not rows:
+        return slice(0, 0)
+    if rows[-1] - rows[0] == len(rows) - 1:
+        return slice(rows[0], rows[-1] + 1)
+    return torch.tensor(rows, device=device)
 
 
 @dataclass(frozen=True)
@@ -81,20 +91,16 @@ _SMALLEST_LENGTH = 1e-20
 """Keeps a direction of zeros from being divided by zero."""
 
 
-Norm: TypeAlias = Callable[[Tensor], Tensor]
-"""RMS norm over the last axis."""
-
-
 @dataclass(frozen=True)
 class Layer:
     """One decoder layer, projections fused. query_norm and key_norm are Qwen3's."""
 
-    attention_norm: Norm
+    attention_norm: RMSNorm
     query_key_value: Projection
-    query_norm: Norm | None
-    key_norm: Norm | None
+    query_norm: RMSNorm | None
+    key_norm: RMSNorm | None
     output: Projection
-    mlp_norm: Norm
+    mlp_norm: RMSNorm
     gate_up: Projection
     down: Projection
 
@@ -120,8 +126,8 @@ def build_layer(
         linear = make_linear(weight, bias, pack=pack, quantize=quantize)
         return Projection(linear, _fuse_updates(linears, found, quantize))
 
-    def norm(name: str) -> Norm:
-        return make_norm(module(name), epsilon)
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(module(name), epsilon)
 
     has_head_norms = hasattr(module("self_attn"), "q_norm")
     return Layer(
@@ -136,25 +142,28 @@ def build_layer(
     )
 
 
-def make_norm(module: nn.Module, epsilon: float) -> Norm:
-    """Return x -> x / sqrt(mean(x^2) + epsilon) * weight.
+class RMSNorm:
+    """x -> x / sqrt(mean(x^2) + epsilon) * weight, over the last axis.
 
     Written as x / hypot(|x|, sqrt(d * epsilon)) * (weight * sqrt(d)), which is the same in half the
     operations; that counts when a row is all there is. Narrow dtypes keep torch's own, which adds
     up in float32.
     """
-    weight = weight_of(module)
-    width = len(weight)
-    if weight.dtype not in (torch.float32, torch.float64):
-        return lambda x: F.rms_norm(x, (width,), weight, epsilon)
-    scaled = weight * math.sqrt(width)
-    floor = weight.new_tensor(math.sqrt(width * epsilon))
 
-    def norm(x: Tensor) -> Tensor:
+    def __init__(self, module: nn.Module, epsilon: float) -> None:
+        """Take the weight of `module`."""
+        self.weight, self.epsilon = weight_of(module), epsilon
+        width = len(self.weight)
+        self._scaled = self.weight * math.sqrt(width)
+        self._floor = self.weight.new_tensor(math.sqrt(width * epsilon))
+        self._wide = self.weight.dtype in (torch.float32, torch.float64)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x, normed."""
+        if not self._wide:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x.div(torch.hypot(length, floor)).mul_(scaled)
-
-    return norm
+        return x.div(torch.hypot(length, self._floor)).mul_(self._scaled)
 
 
 def _fuse_weights(linears: list[nn.Module]) -> tuple[Tensor, Tensor | None]:
@@ -177,7 +186,7 @@ def _fuse_updates(
     if not any(updates):
         return None
     if quantize == "int8":
-        return make_int8_update(*_block_diagonal(linears, updates))
+        return Int8Update(*_block_diagonal(linears, updates))
     downs: list[Tensor] = []
     ups: list[tuple[slice, slice, Tensor]] = []
     column = rank = 0

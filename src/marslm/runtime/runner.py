@@ -12,10 +12,11 @@ from torch import Tensor
 
 from marslm.core.masks import Tree, window_mask
 from marslm.runtime.cache import SlotCache, whole_blocks
+from marslm.runtime.compiled_step import compiled_step
 from marslm.runtime.decoder import AttentionGroup, Decoder, RowBatch
 from marslm.runtime.graphs import graphed_forward
-from marslm.runtime.layers import RowIndex
-from marslm.runtime.work import NARROW, Work
+from marslm.runtime.layers import as_index
+from marslm.runtime.work import NARROW, Work, mask_rows, output_rows
 
 _PIECE = 128
 """Rows of a long text that attend together."""
@@ -24,8 +25,9 @@ _PIECE = 128
 class Runner:
     """Runs `Work` through a decoder and its cache.
 
-    decoder: what computes. static: runs steps of narrow works in fixed shapes, on a GPU; without
-    it, and for all other steps, rows are laid out as they come.
+    decoder: what computes. static: runs steps of narrow works in fixed shapes, on a GPU. compiled:
+    runs int8 steps, on a CPU. Without them, and for steps that they leave, rows are laid out as
+    they come.
     """
 
     def __init__(self, decoder: Decoder, cache: SlotCache, mask_token_id: int) -> None:
@@ -34,6 +36,7 @@ class Runner:
         self._cache = cache
         self._mask_token_id = mask_token_id
         self.static = graphed_forward(decoder, cache, mask_token_id, self._ragged)
+        self.compiled = compiled_step(decoder, cache, mask_token_id)
 
     @property
     def recorded(self) -> bool:
@@ -50,9 +53,7 @@ class Runner:
             range(len(works)), key=lambda i: (len(works[i].tokens) > NARROW, works[i].slot)
         )
         ordered = [works[i] for i in order]
-        hidden = None if self.static is None else self.static.hidden(ordered)
-        if hidden is None:
-            hidden = self._ragged(ordered)
+        hidden = self._hidden(ordered)
         wanted = [work.wanted for work in ordered]
         split = zip(
             torch.split(self.decoder.logits(hidden), wanted),
@@ -61,6 +62,12 @@ class Runner:
         )
         parts = dict(zip(order, split, strict=True))
         return [parts[i] for i in range(len(works))]
+
+    def _hidden(self, works: ListOf[Work]) -> Tensor:
+        for forward in (self.static, self.compiled):
+            if forward is not None and (hidden := forward.hidden(works)) is not None:
+                return hidden
+        return self._ragged(works)
 
     def _ragged(self, works: ListOf[Work]) -> Tensor:
         return self.decoder.hidden(self._lay_out(works), self._cache)
@@ -72,7 +79,7 @@ class Runner:
         cells = torch.tensor([cell for work in works for cell in work.cells], device=device)
         in_text_order = all(work.window.parents is None for work in works)
         positions = [] if in_text_order else [p for work in works for p in work.positions]
-        masks = self._mask_rows(works)
+        masks = mask_rows(works, self._mask_token_id)
         return RowBatch(
             ids=ids.to(device),
             slots=slots.to(device),
@@ -80,17 +87,9 @@ class Runner:
             positions=cells if in_text_order else torch.tensor(positions, device=device),
             run=(works[0].slot, works[0].first_cell) if len(works) == 1 else None,
             groups=self._groups(works),
-            masks=_as_index(masks, device) if masks else None,
-            outputs=_as_index(_output_rows(works), device),
+            masks=as_index(masks, device) if masks else None,
+            outputs=as_index(output_rows(works), device),
         )
-
-    def _mask_rows(self, works: ListOf[Work]) -> list[int]:
-        rows: list[int] = []
-        start = 0
-        for work in works:
-            rows += [start + row for row in work.mask_rows(self._mask_token_id)]
-            start += len(work.tokens)
-        return rows
 
     def _groups(self, works: ListOf[Work]) -> list[AttentionGroup]:
         """Put narrow works into one group, and each wide one into groups of its own."""
@@ -150,21 +149,3 @@ class Runner:
         return AttentionGroup(
             rows=rows, slots=slots, width=seen.shape[1], keys=keys, mask=mask, scatter=scatter
         )
-
-
-def _output_rows(works: ListOf[Work]) -> list[int]:
-    rows: list[int] = []
-    end = 0
-    for work in works:
-        end += len(work.tokens)
-        rows += range(end - work.wanted, end)
-    return rows
-
-
-def _as_index(rows: list[int], device: torch.device) -> RowIndex:
-    """Return rows that follow one another as a slice, which gives views instead of copies."""
-    if not rows:
-        return slice(0, 0)
-    if rows[-1] - rows[0] == len(rows) - 1:
-        return slice(rows[0], rows[-1] + 1)
-    return torch.tensor(rows, device=device)

@@ -5,6 +5,7 @@ Knows nothing about what the window entries mean.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
 from marslm.core.masks import Tree
@@ -81,3 +82,23 @@ class Work:
         """Return the window as a tree at `place` of a mask, None for a chain."""
         parents = self.window.parents
         return Tree(place, len(self.pending), self.window_cell, parents) if parents else None
+
+
+def mask_rows(works: ListOf[Work], mask_token_id: int) -> list[int]:
+    """Return the rows of [MASK]s when the works' rows follow one another."""
+    rows: list[int] = []
+    start = 0
+    for work in works:
+        rows += [start + row for row in work.mask_rows(mask_token_id)]
+        start += len(work.tokens)
+    return rows
+
+
+def output_rows(works: ListOf[Work]) -> list[int]:
+    """Return the rows that need logits when the works' rows follow one another."""
+    rows: list[int] = []
+    end = 0
+    for work in works:
+        end += len(work.tokens)
+        rows += range(end - work.wanted, end)
+    return rows
