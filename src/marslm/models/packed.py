@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from marslm.models.quantize import Int8Linear, Quantize, make_bf16_linear
+from marslm.models.row_buckets import in_buckets
 
 Linear: TypeAlias = Callable[[Tensor], Tensor]
 """x [rows, in] -> [rows, out]."""
@@ -53,14 +54,9 @@ def make_linear(
     if not (pack and can_pack(weight)):
         return plain
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _TYPICAL_ROWS)
-    packed_linear = torch.ops.mkldnn._linear_pointwise
-
-    def linear(x: Tensor) -> Tensor:
-        if len(x) <= _PLAIN_ROWS:
-            return plain(x)
-        return packed_linear(x, packed, bias, "none", [], "")  # type: ignore[no-any-return]
-
-    return linear
+    product = torch.ops.mkldnn._linear_pointwise.default
+    packed_linear = in_buckets(lambda x: product(x, packed, bias, "none", [], ""))
+    return lambda x: plain(x) if len(x) <= _PLAIN_ROWS else packed_linear(x)
 
 
 def _make_plain(weight: Tensor, bias: Tensor | None) -> Linear:

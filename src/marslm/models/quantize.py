@@ -18,6 +18,7 @@ from torch import Tensor
 
 from marslm.errors import InputError
 from marslm.models import int8_kernel
+from marslm.models.row_buckets import in_buckets
 
 Quantize: TypeAlias = Literal["none", "bf16", "int8"]
 """How weights are stored for decoding; "none" keeps the dtype that was loaded."""
@@ -88,7 +89,7 @@ def make_bf16_linear(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], 
         narrow: Tensor = product(x.bfloat16(), packed, narrow_bias, "none", [], "")
         return narrow.float()
 
-    return linear
+    return in_buckets(linear)
 
 
 class Int8Linear:
@@ -157,7 +158,7 @@ def _onednn_product(weight: int8_kernel.Levels, bias: Tensor | None) -> Callable
         y.mul_(row_steps)
         return y if bias is None else y.add_(bias)
 
-    return linear
+    return in_buckets(linear)
 
 
 def _quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
