@@ -48,6 +48,22 @@ def test_the_kernel_gives_onednns_bits(
 
 
 @needs_kernel
+def test_a_cpu_without_tiles_gives_the_same_bits(
+    fresh: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight, rows = (torch.randn(size, 112, generator=generator) for size in (48, 16))
+    tiled = make_linear(weight, None, pack=True, quantize="int8")
+    monkeypatch.setenv("MARSLM_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiled, "_FLAGS", (*compiled._FLAGS, "-mno-amx-tile", "-mno-amx-int8"))
+    int8_kernel._library.cache_clear()
+    plain = make_linear(weight, None, pack=True, quantize="int8")
+    assert len(list(tmp_path.iterdir())) == 1
+    for count in range(1, len(rows) + 1):
+        assert torch.equal(plain(rows[:count]), tiled(rows[:count]))
+
+
+@needs_kernel
 @pytest.mark.parametrize(("inputs", "rank", "outputs"), [(32, 16, 48), (576, 96, 960)])
 def test_an_update_of_mask_rows_is_two_products(
     inputs: int, rank: int, outputs: int, monkeypatch: pytest.MonkeyPatch

@@ -5,9 +5,14 @@
 static void product(
     const float *x, const Matrix *w, Rows scratch, int rows, Target to, int threads) {
     for (int r = 0; r < rows; r++) quantise_row(x + r * w->in, w->in, scratch, r);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t block = 0; block < w->out / BLOCK; block++)
-        product_block(w, scratch, rows, block, to);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        open_tiles(w->in, rows);
+#pragma omp for schedule(static)
+        for (int64_t block = 0; block < w->out / BLOCK; block++)
+            product_block(w, scratch, rows, block, to);
+        close_tiles();
+    }
 }
 
 // The rows of x as levels and steps, for a product that is made elsewhere.
@@ -16,7 +21,7 @@ void marslm_int8_rows(const float *x, const Rows *to, int rows, int in, int thre
     for (int r = 0; r < rows; r++) quantise_row(x + (int64_t)r * in, in, *to, r);
 }
 
-// y = x @ w.T + bias; `scratch` has room for `rows` rows.
+// y = x @ w.T + bias; `scratch` has room for 16 rows.
 void marslm_int8_linear(
     const float *x, const Matrix *w, float *y, const Rows *scratch, int rows, int threads) {
     product(x, w, *scratch, rows, (Target){y, 0, 0}, threads);

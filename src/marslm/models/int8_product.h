@@ -1,4 +1,4 @@
-// The int8 product of few rows: int8 levels, exact int32 sums (AVX512-VNNI).
+// The int8 product of few rows: int8 levels, exact int32 sums (AVX512-VNNI, and AMX where it is).
 //
 // Levels of a row are chosen as `quantize.Int8Linear` chooses them, and the float operations are the
 // same in the same order, so both give the same bits. Weights are unsigned (level + 128), in blocks
@@ -7,7 +7,12 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-enum { BLOCK = 16, ROWS = 8, AHEAD = 4096 };
+#ifdef __AMX_INT8__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+enum { BLOCK = 16, ROWS = 8, TILE_ROWS = 16, TILE_DEPTH = 64, AHEAD = 4096 };
 
 // A weight [out, in], both multiples of 16. steps, bias: [out]; bias may be 0.
 typedef struct {
@@ -82,8 +87,80 @@ static inline __attribute__((always_inline)) void sum_rows(
     for (int r = 0; r < rows; r++) sums[r] = acc[r];
 }
 
+#ifdef __AMX_INT8__
+
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+} TileConfig;
+
+// Tiles by number, which must stand in the instruction.
+#define SUMS 0
+#define LEVELS 1
+#define WEIGHTS 2
+#define LAST_LEVELS 3
+#define LAST_WEIGHTS 4
+
+static int has_tiles;
+
+// Linux asks a process to ask before it uses tiles.
+__attribute__((constructor)) static void ask_for_tiles(void) {
+    enum { REQUEST_FEATURE = 0x1023, TILE_DATA = 18 };
+    has_tiles = syscall(SYS_arch_prctl, REQUEST_FEATURE, TILE_DATA) == 0;
+}
+
+// A thread's tiles for a product of depth `in`. There are always 16 rows: those that are not used
+// cost nothing, as tiles do 16 rows faster than the memory delivers weights.
+static void open_tiles(int64_t in, int rows) {
+    if (!has_tiles || rows == 1) return;
+    const int last = in % TILE_DEPTH ? (int)(in % TILE_DEPTH) : TILE_DEPTH;
+    const TileConfig config = {
+        .palette = 1,
+        .row_bytes = {64, TILE_DEPTH, 64, (uint16_t)last, 64},
+        .rows = {TILE_ROWS, TILE_ROWS, TILE_DEPTH / 4, TILE_ROWS, (uint8_t)(last / 4)},
+    };
+    _tile_loadconfig(&config);
+}
+
+static void close_tiles(void) {
+    if (has_tiles) _tile_release();
+}
+
+static void sum_tiles(const uint8_t *w, const int8_t *levels, int64_t in, __m512i *sums) {
+    int64_t i = 0;
+    _tile_zero(SUMS);
+    for (; i + TILE_DEPTH <= in; i += TILE_DEPTH, w += TILE_DEPTH * BLOCK) {
+        for (int line = 0; line < TILE_DEPTH / 4; line++) fetch_ahead(w + 64 * line);
+        _tile_loadd(LEVELS, levels + i, in);
+        _tile_loadd(WEIGHTS, w, 64);
+        _tile_dpbsud(SUMS, LEVELS, WEIGHTS);
+    }
+    if (i < in) {
+        _tile_loadd(LAST_LEVELS, levels + i, in);
+        _tile_loadd(LAST_WEIGHTS, w, 64);
+        _tile_dpbsud(SUMS, LAST_LEVELS, LAST_WEIGHTS);
+    }
+    _tile_stored(SUMS, sums, 64);
+}
+
+#else
+
+enum { has_tiles = 0 };
+static void open_tiles(int64_t in, int rows) { (void)in, (void)rows; }
+static void close_tiles(void) {}
+static void sum_tiles(const uint8_t *w, const int8_t *levels, int64_t in, __m512i *sums) {
+    (void)w, (void)levels, (void)in, (void)sums;
+}
+
+#endif
+
 static void sum_block(
     const uint8_t *w, const int8_t *levels, int64_t in, __m512i *sums, int rows) {
+    if (has_tiles && rows > 1) {
+        sum_tiles(w, levels, in, sums);
+        return;
+    }
     switch (rows) {
         case 1: sum_one(w, levels, in, sums); break;
         case 2: sum_rows(w, levels, in, sums, 2); break;
@@ -96,13 +173,15 @@ static void sum_block(
     }
 }
 
-// y = (x @ w.T) * steps * row_steps + bias for one block of 16 outputs.
+// y = (x @ w.T) * steps * row_steps + bias for one block of 16 outputs, between `open_tiles` and
+// `close_tiles`. x has room for 16 rows.
 static void product_block(const Matrix *w, Rows x, int rows, int64_t block, Target to) {
     const uint8_t *weights = w->levels + block * BLOCK * w->in;
     const __m512 scale = _mm512_loadu_ps(w->steps + block * BLOCK);
-    for (int first = 0; first < rows; first += ROWS) {
-        const int count = rows - first < ROWS ? rows - first : ROWS;
-        __m512i sums[ROWS];
+    const int most = has_tiles ? TILE_ROWS : ROWS;
+    for (int first = 0; first < rows; first += most) {
+        const int count = rows - first < most ? rows - first : most;
+        __m512i sums[TILE_ROWS];
         sum_block(weights, x.levels + first * w->in, w->in, sums, count);
         for (int r = 0; r < count; r++) {
             const int row = first + r;

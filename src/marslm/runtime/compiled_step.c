@@ -276,6 +276,7 @@ static void gather_masks(const Step *step, int64_t in, Team team) {
 }
 
 static void multiply(const Matrix *w, Rows x, int64_t rows, Target to, Team team) {
+    open_tiles(w->in, (int)rows);
     FOR_SHARE(block, w->out / BLOCK) product_block(w, x, (int)rows, block, to);
 }
 
@@ -339,6 +340,7 @@ void marslm_step(const Model *model, const Step *step, int threads) {
         for (int64_t i = 0; i < model->count; i++) run_layer(model, model->layers + i, step, team);
         FOR_SHARE(row, step->rows)
             add_row(step->x + row * model->hidden, step->wide + row * model->hidden, model->hidden);
+        close_tiles();
     }
 }
 
