@@ -71,12 +71,12 @@ def test_an_update_of_mask_rows_is_two_products(
     generator = torch.Generator().manual_seed(rank)
     down, up, x, y = (
         torch.randn(shape, generator=generator)
-        for shape in ((rank, inputs), (outputs, rank), (20, inputs), (20, outputs))
+        for shape in ((rank, inputs), (outputs, rank), (70, inputs), (70, outputs))
     )
     kernel = Int8Update(down, up)
     monkeypatch.setattr(int8_kernel, "can_run", lambda weight: False)
     libraries = Int8Update(down, up)
-    for count in (1, 4, 9, 16, 20):
+    for count in (1, 4, 9, 16, 17, 64, 70):
         found, expected = y[:count].clone(), y[:count].clone()
         kernel(found, x[:count])
         libraries(expected, x[:count])

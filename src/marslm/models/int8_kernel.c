@@ -21,7 +21,7 @@ void marslm_int8_rows(const float *x, const Rows *to, int rows, int in, int thre
     for (int r = 0; r < rows; r++) quantise_row(x + (int64_t)r * in, in, *to, r);
 }
 
-// y = x @ w.T + bias; `scratch` has room for 16 rows.
+// y = x @ w.T + bias; `scratch` has room for whole tiles.
 void marslm_int8_linear(
     const float *x, const Matrix *w, float *y, const Rows *scratch, int rows, int threads) {
     product(x, w, *scratch, rows, (Target){y, 0, 0}, threads);

@@ -24,8 +24,8 @@ from marslm.models.huge_pages import HugePages
 
 _SOURCE = Path(__file__).with_suffix(".c")
 
-MOST_ROWS = 16
-"""Beyond so many rows oneDNN's blocks, or its matrix unit, are faster."""
+MOST_ROWS = 64
+"""Beyond so many rows oneDNN's blocks are faster."""
 
 _PAGES = HugePages()
 """Weights lie in the order in which they are packed, which is that of the layers."""

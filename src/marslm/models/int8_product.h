@@ -174,7 +174,7 @@ static void sum_block(
 }
 
 // y = (x @ w.T) * steps * row_steps + bias for one block of 16 outputs, between `open_tiles` and
-// `close_tiles`. x has room for 16 rows.
+// `close_tiles`. x has room for whole tiles.
 static void product_block(const Matrix *w, Rows x, int rows, int64_t block, Target to) {
     const uint8_t *weights = w->levels + block * BLOCK * w->in;
     const __m512 scale = _mm512_loadu_ps(w->steps + block * BLOCK);
