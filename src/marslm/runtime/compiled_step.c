@@ -5,10 +5,19 @@
 
 #include "int8_product.h"
 
+#include <limits.h>
 #include <math.h>
 #include <omp.h>
+#include <sched.h>
+#include <stdatomic.h>
 
-enum { SPAN = 128, HEAD_CHUNK = 4 };
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+enum { SPAN = 128, HEAD_CHUNK = 4, SPINS = 2000 };
 
 // A linear layer, and what a mask-only adapter adds at rows of masks; down.levels is 0 without one.
 typedef struct {
@@ -43,8 +52,56 @@ typedef struct {
 } Step;
 
 typedef struct {
+    atomic_int arrived, round, asleep;
+} Meeting;
+
+typedef struct {
     int thread, threads;
+    Meeting *meeting;
 } Team;
+
+static Team team_at(Meeting *meeting) {
+    return (Team){omp_get_thread_num(), omp_get_num_threads(), meeting};
+}
+
+static void sleep_while(atomic_int *round, int now) {
+#ifdef __linux__
+    syscall(SYS_futex, round, FUTEX_WAIT_PRIVATE, now, 0, 0, 0);
+#else
+    (void)round, (void)now;
+    sched_yield();
+#endif
+}
+
+static void wake_all(atomic_int *round) {
+#ifdef __linux__
+    syscall(SYS_futex, round, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
+#else
+    (void)round;
+#endif
+}
+
+// Waits for all threads. OpenMP's own barrier spins for milliseconds; on a machine with other work
+// the thread that is waited for may need this very core, and a step then takes a hundred times as
+// long. So a thread spins for some microseconds, which is enough on an idle machine, and sleeps.
+static void meet(Team team) {
+    if (team.threads == 1) return;
+    Meeting *meeting = team.meeting;
+    const int round = atomic_load(&meeting->round);
+    if (atomic_fetch_add(&meeting->arrived, 1) + 1 == team.threads) {
+        atomic_store(&meeting->arrived, 0);
+        atomic_store(&meeting->round, round + 1);
+        if (atomic_load(&meeting->asleep)) wake_all(&meeting->round);
+        return;
+    }
+    for (int spin = 0; spin < SPINS; spin++) {
+        if (atomic_load_explicit(&meeting->round, memory_order_acquire) != round) return;
+        _mm_pause();
+    }
+    atomic_fetch_add(&meeting->asleep, 1);
+    while (atomic_load(&meeting->round) == round) sleep_while(&meeting->round, round);
+    atomic_fetch_sub(&meeting->asleep, 1);
+}
 
 // `for` over this thread's share of `count` things, in one piece.
 #define FOR_SHARE(i, count) \
@@ -255,20 +312,17 @@ static void attend_head(const Model *model, const Layer *layer, const Step *step
 static void attention(const Model *model, const Layer *layer, const Step *step, Team team) {
     FOR_SHARE(unit, step->rows * (model->heads + 2 * model->kv_heads))
         place_head(model, layer, step, unit);
-#pragma omp barrier
+    meet(team);
     FOR_SHARE(unit, step->rows * model->heads) attend_head(model, layer, step, unit);
-#pragma omp barrier
+    meet(team);
 }
 
-static void quantise_rows(const float *x, int64_t in, Rows to, int64_t rows, Team team) {
-    FOR_SHARE(row, rows) quantise_row(x + row * in, in, to, (int)row);
-}
-
-// The adapter's products read rows that lie together.
-static void gather_masks(const Step *step, int64_t in, Team team) {
-    FOR_SHARE(mask, step->mask_rows) {
-        const int64_t row = step->masks[mask];
-        const Rows *from = &step->inputs, *to = &step->mask_inputs;
+// A row of the next product's input; the adapter's products read rows of masks, which lie together.
+static void give_row(const Step *step, const float *x, int64_t in, int64_t row) {
+    const Rows *from = &step->inputs, *to = &step->mask_inputs;
+    quantise_row(x, in, *from, (int)row);
+    for (int64_t mask = 0; mask < step->mask_rows; mask++) {
+        if (step->masks[mask] != row) continue;
         __builtin_memcpy(to->levels + mask * in, from->levels + row * in, (size_t)in);
         to->steps[mask] = from->steps[row];
         to->offsets[mask] = from->offsets[row];
@@ -280,23 +334,31 @@ static void multiply(const Matrix *w, Rows x, int64_t rows, Target to, Team team
     FOR_SHARE(block, w->out / BLOCK) product_block(w, x, (int)rows, block, to);
 }
 
+// wide at rows of masks += low @ up.T. Each thread quantises all of low for itself, which is little,
+// and adds where it wrote the base's product: so nobody waits.
+static void update(const Matrix *up, const Step *step, Team team) {
+    const int64_t rank = up->in, masks = step->mask_rows;
+    const int64_t room = (masks + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    int8_t levels[room * rank];
+    float steps[masks];
+    int32_t offsets[masks];
+    const Rows low = {levels, steps, offsets};
+    for (int64_t mask = 0; mask < masks; mask++)
+        quantise_row(step->low + mask * rank, rank, low, (int)mask);
+    multiply(up, low, masks, (Target){step->wide, step->masks, 1}, team);
+}
+
 // wide = projection of the rows in `inputs`.
 static void project(const Projection *projection, const Step *step, Team team) {
-    const Matrix *down = &projection->down, *up = &projection->up;
+    const Matrix *down = &projection->down;
     const int updates = step->mask_rows > 0 && down->levels;
-    if (updates) {
-        gather_masks(step, down->in, team);
-#pragma omp barrier
+    if (updates)
         multiply(down, step->mask_inputs, step->mask_rows, (Target){step->low, 0, 0}, team);
-    }
     multiply(&projection->base, step->inputs, step->rows, (Target){step->wide, 0, 0}, team);
-#pragma omp barrier
+    meet(team);
     if (updates) {
-        quantise_rows(step->low, up->in, step->mask_inputs, step->mask_rows, team);
-#pragma omp barrier
-        const Target masks = {step->wide, step->masks, 1};
-        multiply(up, step->mask_inputs, step->mask_rows, masks, team);
-#pragma omp barrier
+        update(&projection->up, step, team);
+        meet(team);
     }
 }
 
@@ -308,9 +370,9 @@ static void norm_inputs(
         float *x = step->x + row * size, *normed = step->narrow + row * size;
         if (!first) add_row(x, step->wide + row * size, size);
         norm_row(x, weight, size, model->epsilon, normed);
-        quantise_row(normed, size, step->inputs, (int)row);
+        give_row(step, normed, size, row);
     }
-#pragma omp barrier
+    meet(team);
 }
 
 static void run_layer(const Model *model, const Layer *layer, const Step *step, Team team) {
@@ -318,25 +380,26 @@ static void run_layer(const Model *model, const Layer *layer, const Step *step, 
     norm_inputs(model, layer->attention_norm, step, layer == model->layers, team);
     project(&layer->query_key_value, step, team);
     attention(model, layer, step, team);
-    quantise_rows(step->narrow, mixed, step->inputs, step->rows, team);
-#pragma omp barrier
+    FOR_SHARE(row, step->rows) give_row(step, step->narrow + row * mixed, mixed, row);
+    meet(team);
     project(&layer->output, step, team);
     norm_inputs(model, layer->mlp_norm, step, 0, team);
     project(&layer->gate_up, step, team);
     FOR_SHARE(row, step->rows) {
         float *active = step->narrow + row * inner;
         activate_row(step->wide + row * 2 * inner, inner, active);
-        quantise_row(active, inner, step->inputs, (int)row);
+        give_row(step, active, inner, row);
     }
-#pragma omp barrier
+    meet(team);
     project(&layer->down, step, team);
 }
 
-// All layers; threads meet at barriers, which takes a tenth of starting a team for each product.
+// All layers; threads that meet take a tenth of what starting a team for each product would.
 void marslm_step(const Model *model, const Step *step, int threads) {
+    Meeting meeting = {0, 0, 0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        const Team team = {omp_get_thread_num(), omp_get_num_threads()};
+        const Team team = team_at(&meeting);
         for (int64_t i = 0; i < model->count; i++) run_layer(model, model->layers + i, step, team);
         FOR_SHARE(row, step->rows)
             add_row(step->x + row * model->hidden, step->wide + row * model->hidden, model->hidden);
@@ -356,9 +419,10 @@ void marslm_norm(const Model *model, const Step *step, const float *weight, int 
 
 // narrow = attention over queries, keys and values in wide.
 void marslm_attention(const Model *model, const Step *step, int index, int threads) {
+    Meeting meeting = {0, 0, 0};
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        const Team team = {omp_get_thread_num(), omp_get_num_threads()};
+        const Team team = team_at(&meeting);
         attention(model, model->layers + index, step, team);
     }
 }

@@ -104,7 +104,7 @@ class _Room:
         inputs = _widest_input(model)
         sizes = max(each.base.outputs for each in projections), inputs, rank
         self._kept = [torch.empty(MOST_ROWS * size) for size in sizes]
-        self._inputs, self._mask_inputs = Scratch(inputs), Scratch(max(inputs, rank))
+        self._inputs, self._mask_inputs = Scratch(inputs), Scratch(inputs)
 
     def lend(self, step: CStep) -> None:
         """Let a step compute here."""

@@ -62,6 +62,9 @@ _CURIOUS = 48
 _MARGIN = 0.05
 """What windows must bring above one-token decoding, in tokens a request: estimates are hopeful."""
 
+_REST = 7
+"""Steps after one in which no window paid that are not planned: a plan takes time, too."""
+
 _PATIENCE = 0.05
 """How fast the gain over one-token steps follows a step's."""
 
@@ -105,6 +108,7 @@ class Planner:
         self._form: Form = form
         self._gain = 1.0
         self._steps = 0
+        self._rest = 0
         self._price_of_drafts = 0.0
 
     def plan(self, outlooks: ListOf[Outlook], rows: int) -> list[Shape]:
@@ -112,6 +116,21 @@ class Planner:
 
         rows: what the step feeds anyway, all pending tokens of all requests.
         """
+        if self._rest and not any(outlook.chances for outlook in outlooks):
+            self._rest -= 1
+            shapes = [NOTHING] * len(outlooks)
+        else:
+            shapes = [choice.shape for choice in self._choose(outlooks, rows)]
+            self._rest = 0 if any(shape.rows for shape in shapes) else _REST
+        self._steps += 1
+        turn, rest = divmod(self._steps, _CURIOUS)
+        if rest == 0:
+            curious = turn % len(shapes)
+            shapes[curious] = shapes[curious].longer(outlooks[curious].masks)
+        return shapes
+
+    def _choose(self, outlooks: ListOf[Outlook], rows: int) -> list[Choice]:
+        """Return what brings most above the worth of the seconds it takes."""
         requests = len(outlooks)
         plain = self._costs.seconds(requests, masks=False)
         worth = self._gain * requests / plain
@@ -132,13 +151,7 @@ class Planner:
         self._gain = max(1.0, self._gain + _PATIENCE * (gain - self._gain))
         if any(outlook.chances for outlook in outlooks):
             self._price_of_drafts += _PATIENCE * (best_price - self._price_of_drafts)
-        self._steps += 1
-        shapes = [choice.shape for choice in best]
-        turn, rest = divmod(self._steps, _CURIOUS)
-        if rest == 0:
-            curious = turn % requests
-            shapes[curious] = shapes[curious].longer(outlooks[curious].masks)
-        return shapes
+        return best
 
     def _seconds(self, choices: ListOf[Choice], rows: int) -> float:
         """Return what these requests cost: a row each and what their windows add to the step.
