@@ -13,10 +13,11 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from marslm import files
 from marslm._version import __version__
+from marslm.errors import InputError
 
 Row: TypeAlias = Mapping[str, "str | int | float | bool | None"]
 
@@ -30,6 +31,17 @@ def write_report(path: Path, rows: Sequence[Row], *, command: str | None = None)
         "rows": list(rows),
     }
     files.write_text(path, json.dumps(report, indent=1) + "\n")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a report; InputError for a file that is none."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        return [dict(row) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path} is not a report of `marslm bench decode --json FILE` or the like"
+        ) from error
 
 
 def describe_machine() -> dict[str, str | int | None]:

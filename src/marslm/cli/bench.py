@@ -34,13 +34,22 @@ marslm bench decode --data gsm8k_test.jsonl.gz --prompts 50 --adapter runs/gsm8k
 
 @app.command()
 def plot(
-    reports: Annotated[list[Path], typer.Argument(help="Reports of `bench decode --json`.")],
+    reports: Annotated[
+        list[Path],
+        typer.Argument(help="Reports of `bench decode`, or one of `bench serve`."),
+    ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="SVG")] = Path("speed.svg"),
 ) -> None:
-    """Draw speed against agreement with one-token decoding, from one report or several."""
+    """Draw speed against agreement with one-token decoding, or a server under load."""
+    from marslm.plots.serving import plot_serving
     from marslm.plots.speed_agreement import plot_speed_agreement
+    from marslm.report import read_rows
 
-    plot_speed_agreement(reports, output)
+    rows = read_rows(reports[0])
+    if rows and "streams" in rows[0]:
+        plot_serving(rows, output)
+    else:
+        plot_speed_agreement(reports, output)
 
 
 _COLUMNS = (

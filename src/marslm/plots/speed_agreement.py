@@ -5,14 +5,13 @@ Knows nothing about decoding; reads rows of `marslm bench decode` reports.
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marslm import files
 from marslm.errors import InputError
+from marslm.plots.svg import new_figure, save_svg
+from marslm.report import read_rows
 
 _SIZE_INCHES = (6.4, 4.0)
 
@@ -21,16 +20,10 @@ def plot_speed_agreement(reports: Sequence[Path], output: Path) -> None:
     """Draw the overall rows of `reports`; rows of one strategy at several tau are joined.
 
     Across: the share of answers equal to one-token decoding's. Up: tokens a second, over those of
-    `ar` in the same report. Raises InputError without matplotlib, for a name that does not end in
-    .svg, for a file that is no such report, and for a report without `ar`.
+    `ar` in the same report. Raises InputError as `new_figure` does, for a file that is no such
+    report, and for a report without `ar`.
     """
-    if output.suffix != ".svg":
-        raise InputError(f"{output}: plots are written as SVG; give a name that ends in .svg")
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise InputError("plots need matplotlib: pip install 'marslm[bench]'") from error
-    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    figure = new_figure(*_SIZE_INCHES, output)
     axes = figure.add_subplot()
     for name, points in _points(reports).items():
         points.sort()
@@ -42,9 +35,7 @@ def plot_speed_agreement(reports: Sequence[Path], output: Path) -> None:
     axes.set_xlabel("share of answers equal to ar's")
     axes.set_ylabel("tokens a second, over ar's")
     axes.legend()
-    picture = io.StringIO()
-    figure.savefig(picture, format="svg")
-    files.write_text(output, picture.getvalue())
+    save_svg(figure, output)
 
 
 Point = tuple[float, float, float | None]
@@ -65,11 +56,7 @@ def _points(reports: Sequence[Path]) -> dict[str, list[Point]]:
 
 
 def _rows(report: Path) -> list[dict[str, Any]]:
-    try:
-        rows: list[dict[str, Any]] = json.loads(report.read_text(encoding="utf-8"))["rows"]
-        assert all(row["tokens_per_second"] and "identical_to_ar" in row for row in rows)
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-        raise InputError(
-            f"{report} is not a report of `marslm bench decode --json FILE`"
-        ) from error
+    rows = read_rows(report)
+    if not all(row.get("tokens_per_second") and "identical_to_ar" in row for row in rows):
+        raise InputError(f"{report} is not a report of `marslm bench decode --json FILE`")
     return rows
