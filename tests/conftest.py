@@ -23,6 +23,7 @@ from helpers import build_model, fit_heads, fit_letters
 from marslm.models.loading import MarsModel
 from marslm.models.record import MarsRecord, marks_of
 from marslm.models.tiny import ARCHITECTURES
+from marslm.strategies import registry
 
 # Machines differ in speed, and a failure must come back when the test is run again. To search
 # further: pytest --hypothesis-profile=thorough
@@ -38,6 +39,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test, a document or an example registers is gone after it, in whatever order."""
+    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
 
 
 @pytest.fixture(scope="session", params=list(ARCHITECTURES))

@@ -20,15 +20,13 @@ from marslm.engine.memory import bytes_per_token
 from marslm.report import Row
 from marslm.runtime import graphs
 from marslm.runtime.static import eager
-from marslm.strategies import registry
 from marslm.strategies.lossless import Lossless
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _small_and_tidy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "_SIZES", {"cpu": (1 << 12, 8)})
 
 

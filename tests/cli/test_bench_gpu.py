@@ -11,13 +11,11 @@ import pytest
 import torch
 
 from marslm.bench import roofline
-from marslm.strategies import registry
 
 
 def test_the_command_reports(
     cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
     monkeypatch.setattr(roofline, "_SIZES", {"cpu": (1 << 12, 8)})
     report = tmp_path / "gpu.json"
     small = ("bench", "gpu", "--models", "tiny", "--batches", 1, "--context", 6, "-n", 8)

@@ -17,7 +17,6 @@ from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
 from marslm.runtime.work import Work
-from marslm.strategies import registry
 from marslm.strategies.base import EngineFacts, Outcome, StepSettings, Strategy
 from marslm.strategies.registry import register_strategy
 
@@ -54,8 +53,7 @@ class Scripted(Strategy):
 
 
 @pytest.fixture
-def scripted(monkeypatch: pytest.MonkeyPatch) -> type[Scripted]:
-    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+def scripted() -> type[Scripted]:
     script = type("Script", (Scripted,), {})
     register_strategy("scripted", script)
     return script

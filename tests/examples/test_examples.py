@@ -10,7 +10,6 @@ import pytest
 from helpers import random_prompts, solo
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
-from marslm.strategies import registry
 
 # serve_ray needs ray and goes on for ever; tests/serve/test_ray.py runs what it shows.
 EXAMPLES = [
@@ -21,19 +20,13 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_runs(
-    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+def test_an_example_runs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.strip()
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 60
 
 
-def test_ones_own_strategy_is_exact_and_short(
-    random_model: MarsModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
+def test_ones_own_strategy_is_exact_and_short(random_model: MarsModel) -> None:
     (path,) = (path for path in EXAMPLES if path.name == "own_strategy.py")
     names = runpy.run_path(str(path))
     newline = names["NEWLINE"]

@@ -6,7 +6,6 @@ import pytest
 
 from helpers import facts_for
 from marslm.errors import InputError
-from marslm.strategies import registry
 from marslm.strategies.autoregressive import Autoregressive
 from marslm.strategies.base import EngineFacts
 from marslm.strategies.registry import (
@@ -22,11 +21,6 @@ BUILT_IN = [
     *("ar", "mars", "lossless", "lossless-chain", "lossless-tree"),
     *("jacobi", "prompt_lookup", "draft_model", "draft_model-mars"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_FACTORIES", dict(registry._FACTORIES))
 
 
 def test_the_built_in_strategies() -> None:

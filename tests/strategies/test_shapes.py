@@ -10,7 +10,7 @@ import pytest
 from marslm.runtime.costs import StepCosts
 from marslm.runtime.window import Window
 from marslm.strategies.acceptance import PRICES, DraftOdds, MaskValue
-from marslm.strategies.shapes import NOTHING, Outlook, Planner, Shape, chances_of_prefixes
+from marslm.strategies.shapes import NOTHING, Choice, Outlook, Planner, Shape, chances_of_prefixes
 
 MASK = 9
 MASKS = 4
@@ -190,3 +190,26 @@ def test_masks_are_worth_what_their_drafts_bring_above_the_price() -> None:
     assert request.at(price, 2) == pytest.approx([0.6, 0.1], abs=0.05)
     assert MaskValue(engine).at(price, 2) == pytest.approx([0.6, 0.1], abs=0.1)
     assert request.at(PRICES.index(1.0), 2) == [0, 0]
+
+
+def test_where_nothing_pays_few_steps_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a request has drafts at hand, which end the rest at once."""
+    costs = StepCosts()
+    for rows in (1, 8, 64) * 3:
+        for masks in (False, True):
+            costs.observe(rows, masks, compute_bound(rows, masks))
+    planned: list[int] = []
+    choose = Planner._choose
+
+    def count(planner: Planner, outlooks: list[Outlook], rows: int) -> list[Choice]:
+        planned.append(len(outlooks))
+        return choose(planner, outlooks, rows)
+
+    monkeypatch.setattr(Planner, "_choose", count)
+    planner, value = Planner(costs, "any"), MaskValue()
+    idle, busy = Outlook([], value, MASKS), Outlook([0.9], value, MASKS)
+    for _ in range(40):
+        planner.plan([idle] * 8, 8)
+    assert len(planned) == 5
+    planner.plan([idle] * 7 + [busy], 8)
+    assert len(planned) == 6

@@ -24,15 +24,23 @@ _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-
 _COMPILERS = ("cc", "gcc", "clang")
 
 
-def load_library(source: Path) -> ctypes.CDLL | None:
-    """Return the compiled `source`, None without a compiler that takes it."""
+def load_library(source: Path, **functions: tuple[int, int]) -> ctypes.CDLL | None:
+    """Return the compiled `source`, None without a compiler that takes it.
+
+    functions: for each how many pointers, then how many ints it takes; it returns nothing.
+    """
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         return None
     try:
-        return ctypes.CDLL(str(_compiled(source, compiler)))
+        library = ctypes.CDLL(str(_compiled(source, compiler)))
     except (OSError, subprocess.CalledProcessError):
         return None
+    for name, (pointers, ints) in functions.items():
+        function = getattr(library, name)
+        function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int] * ints
+        function.restype = None
+    return library
 
 
 def _compiled(source: Path, compiler: str) -> Path:

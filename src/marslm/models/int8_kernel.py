@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import c_int, c_int64, c_void_p
+from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -151,13 +151,6 @@ def _library() -> ctypes.CDLL | None:
     """Return the compiled kernel, None if this machine cannot have it."""
     if not torch.cpu.get_capabilities().get("avx512_vnni"):
         return None
-    library = load_library(_SOURCE)
-    if library is not None:
-        for function, pointers, sizes in (
-            (library.marslm_int8_rows, 2, 3),
-            (library.marslm_int8_linear, 4, 2),
-            (library.marslm_int8_update, 6, 2),
-        ):
-            function.argtypes = [c_void_p] * pointers + [c_int] * sizes
-            function.restype = None
-    return library
+    return load_library(
+        _SOURCE, marslm_int8_rows=(2, 3), marslm_int8_linear=(4, 2), marslm_int8_update=(6, 2)
+    )

@@ -32,6 +32,8 @@ _ROW_LEVELS = 127
 _SMALLEST_STEP = 1e-20
 """Keeps a row of zeros from being divided by zero; added to a row's step between levels."""
 
+_SMALLEST = torch.tensor(_SMALLEST_STEP)
+
 
 def weight_levels(vnni: bool) -> int:
     """Return the levels of a weight to each side of zero: 7 bits without VNNI instructions.
@@ -164,5 +166,5 @@ def _onednn_product(weight: int8_kernel.Levels, bias: Tensor | None) -> Callable
 def _quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows [R, in] as int8 levels [R, in] and steps [R, 1]."""
     largest = x.abs().amax(dim=-1, keepdim=True)
-    steps = torch.add(x.new_tensor(_SMALLEST_STEP), largest, alpha=1 / _ROW_LEVELS)
+    steps = torch.add(_SMALLEST, largest, alpha=1 / _ROW_LEVELS)
     return x.div(steps).round_().to(torch.int8), steps

@@ -66,7 +66,7 @@ static Team team_at(Meeting *meeting) {
 
 static void sleep_while(atomic_int *round, int now) {
 #ifdef __linux__
-    syscall(SYS_futex, round, FUTEX_WAIT_PRIVATE, now, 0, 0, 0);
+    syscall(SYS_futex, round, FUTEX_WAIT_PRIVATE, now, (void *)0, (void *)0, 0);
 #else
     (void)round, (void)now;
     sched_yield();
@@ -75,15 +75,15 @@ static void sleep_while(atomic_int *round, int now) {
 
 static void wake_all(atomic_int *round) {
 #ifdef __linux__
-    syscall(SYS_futex, round, FUTEX_WAKE_PRIVATE, INT_MAX, 0, 0, 0);
+    syscall(SYS_futex, round, FUTEX_WAKE_PRIVATE, INT_MAX, (void *)0, (void *)0, 0);
 #else
     (void)round;
 #endif
 }
 
 // Waits for all threads. OpenMP's own barrier spins for milliseconds; on a machine with other work
-// the thread that is waited for may need this very core, and a step then takes a hundred times as
-// long. So a thread spins for some microseconds, which is enough on an idle machine, and sleeps.
+// the thread that is waited for may need this very core, and a step then takes many times as long.
+// So a thread spins for some tens of microseconds, enough on an idle machine, and then sleeps.
 static void meet(Team team) {
     if (team.threads == 1) return;
     Meeting *meeting = team.meeting;

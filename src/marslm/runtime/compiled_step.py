@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence as ListOf
-from ctypes import byref, c_int, c_void_p
+from ctypes import byref
 from pathlib import Path
 
 import torch
@@ -119,14 +119,10 @@ def _widest_input(model: CModel) -> int:
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     """Return the compiled layers, None without a compiler."""
-    library = load_library(_SOURCE)
-    if library is not None:
-        for function, pointers, sizes in (
-            (library.marslm_step, 2, 1),
-            (library.marslm_norm, 3, 1),
-            (library.marslm_attention, 2, 2),
-            (library.marslm_activate, 2, 1),
-        ):
-            function.argtypes = [c_void_p] * pointers + [c_int] * sizes
-            function.restype = None
-    return library
+    return load_library(
+        _SOURCE,
+        marslm_step=(2, 1),
+        marslm_norm=(3, 1),
+        marslm_attention=(2, 2),
+        marslm_activate=(2, 1),
+    )
