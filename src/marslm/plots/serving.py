@@ -25,12 +25,14 @@ def plot_serving(rows: Sequence[dict[str, Any]], output: Path) -> None:
     figure = new_figure(*_SIZE_INCHES, output)
     panels = figure.subplots(1, len(_PANELS))
     strategies = list(dict.fromkeys(str(row["strategy"]) for row in rows))
+    loads = sorted({row["streams"] for row in rows})
     for panel, (column, label, scale) in zip(panels, _PANELS, strict=True):
         for strategy in strategies:
             mine = [row for row in rows if row["strategy"] == strategy and row[column] is not None]
             streams = [row["streams"] for row in mine]
             panel.plot(streams, [row[column] * scale for row in mine], "o-", label=strategy)
         panel.set_xscale("log", base=2)
+        panel.set_xticks(loads, [str(load) for load in loads])
         panel.set(xlabel="streams at most", ylabel=label, ylim=(0, None))
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
