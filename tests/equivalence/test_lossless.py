@@ -19,8 +19,9 @@ from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
 from marslm.runtime.work import Work
 from marslm.strategies import registry
+from marslm.strategies.acceptance import from_mask
 from marslm.strategies.base import EngineFacts, StepSettings
-from marslm.strategies.lossless import LosslessChain
+from marslm.strategies.lossless import Lossless, LosslessChain
 
 SAMPLING = [(0.0, 0), (0.7, 1), (1.3, 2**40 + 3)]
 
@@ -39,10 +40,10 @@ class Coached(LosslessChain):
     ) -> ListOf[Window]:
         for sequence in sequences:
             written = len(sequence.tokens) - sequence.prompt_length
-            drafts = self._truth[written : written + self._random.randrange(6)]
-            state = self._state(sequence)
-            state.drafts = [d if self._random.random() < 0.8 else self._wrong for d in drafts]
-            state.confidences = state.chances = [1.0] * len(drafts)
+            truth = self._truth[written : written + self._random.randrange(6)]
+            drafts = [d if self._random.random() < 0.8 else self._wrong for d in truth]
+            origins = [from_mask(index + 1, 1.0) for index in range(len(drafts))]
+            self._state(sequence).read.take(drafts, origins)
         return super().propose(sequences, settings)
 
 
@@ -154,6 +155,32 @@ def test_lossless_takes_fewer_forwards_than_ar_on_a_trained_model(fitted_model: 
     prompts = [letters(length, random.Random(length)) for length in (4, 7, 8, 12, 25)]
     forwards = sum(len(solo(fitted_model, prompt, params).runs) for prompt in prompts)
     assert forwards < 0.97 * 60 * len(prompts)
+
+
+class MasksAlone(Lossless):
+    """Lossless that does not look at the text."""
+
+    looks_up = False
+
+
+@pytest.mark.parametrize(("temperature", "seed"), SAMPLING[:2])
+def test_a_text_that_repeats_itself_is_looked_up(
+    fitted_model: MarsModel, temperature: float, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._FACTORIES, "masks-alone", MasksAlone)
+    forwards = {"ar": 0, "masks-alone": 0, "lossless": 0}
+    for number in range(3):
+        prompt = letters(60, random.Random(number), jump=0)
+        params = SamplingParams(
+            max_new_tokens=48, ignore_eos=True, temperature=temperature, seed=seed
+        )
+        found = {
+            name: solo(fitted_model, prompt, replace(params, strategy=name)) for name in forwards
+        }
+        assert found["lossless"].ids == found["ar"].ids
+        for name, answer in found.items():
+            forwards[name] += len(answer.runs)
+    assert forwards["lossless"] < 0.6 * forwards["masks-alone"] <= 0.6 * forwards["ar"]
 
 
 class Whims(StepCosts):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import accumulate, pairwise
+from operator import mul
 
 import pytest
 
 from marslm.runtime.costs import StepCosts
 from marslm.runtime.window import Window
-from marslm.strategies.acceptance import PRICES, DraftOdds, MaskValue
-from marslm.strategies.shapes import NOTHING, Choice, Outlook, Planner, Shape, chances_of_prefixes
+from marslm.strategies.acceptance import PRICES, DraftOdds, MaskValue, from_mask
+from marslm.strategies.shapes import NOTHING, Choice, Outlook, Planner, Shape
 
 MASK = 9
 MASKS = 4
@@ -32,6 +34,10 @@ def mixed(rows: int, masks: bool) -> float:
 
 def compute_bound(rows: int, masks: bool) -> float:
     return 5.0 * rows * (1.05 if masks else 1)
+
+
+def chances_of_prefixes(chances: list[float]) -> list[float]:
+    return list(accumulate(chances, mul))
 
 
 class World:
@@ -174,11 +180,11 @@ def test_a_tree_has_masks_after_each_outcome_and_a_chain_is_in_text_order() -> N
 
 def test_odds_start_at_the_confidence_and_follow_what_happens() -> None:
     odds = DraftOdds()
-    assert odds.chance(1, 0.7) == pytest.approx(0.7)
+    assert odds.chance(*from_mask(1, 0.7)) == pytest.approx(0.7)
     for _ in range(100):
-        odds.observe(1, 0.72, kept=False)
-    assert odds.chance(1, 0.75) < 0.1
-    assert odds.chance(2, 0.75) == pytest.approx(0.75)
+        odds.observe(from_mask(1, 0.72)[0], kept=False)
+    assert odds.chance(*from_mask(1, 0.75)) < 0.1
+    assert odds.chance(*from_mask(2, 0.75)) == pytest.approx(0.75)
 
 
 def test_masks_are_worth_what_their_drafts_bring_above_the_price() -> None:
@@ -192,24 +198,66 @@ def test_masks_are_worth_what_their_drafts_bring_above_the_price() -> None:
     assert request.at(PRICES.index(1.0), 2) == [0, 0]
 
 
-def test_where_nothing_pays_few_steps_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a request has drafts at hand, which end the rest at once."""
-    costs = StepCosts()
-    for rows in (1, 8, 64) * 3:
-        for masks in (False, True):
-            costs.observe(rows, masks, compute_bound(rows, masks))
-    planned: list[int] = []
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of requests of each step that is planned."""
+    found: list[int] = []
     choose = Planner._choose
 
     def count(planner: Planner, outlooks: list[Outlook], rows: int) -> list[Choice]:
-        planned.append(len(outlooks))
+        found.append(len(outlooks))
         return choose(planner, outlooks, rows)
 
     monkeypatch.setattr(Planner, "_choose", count)
-    planner, value = Planner(costs, "any"), MaskValue()
+    return found
+
+
+def known_costs(cost: Cost) -> StepCosts:
+    """Return costs that have been measured often enough."""
+    costs = StepCosts()
+    for rows in (1, 2, 4, 8, 16, 32, 64) * 15:
+        for masks in (False, True):
+            costs.observe(rows, masks, cost(rows, masks))
+    return costs
+
+
+def test_where_nothing_pays_few_steps_are_planned(planned: list[int]) -> None:
+    """Until a request has drafts at hand, which end the rest at once."""
+    planner, value = Planner(known_costs(compute_bound), "any"), MaskValue()
     idle, busy = Outlook([], value, MASKS), Outlook([0.9], value, MASKS)
     for _ in range(40):
         planner.plan([idle] * 8, 8)
     assert len(planned) == 5
     planner.plan([idle] * 7 + [busy], 8)
     assert len(planned) == 6
+
+
+def test_drafts_no_likelier_than_those_refused_end_no_rest(planned: list[int]) -> None:
+    planner, value = Planner(known_costs(compute_bound), "any"), MaskValue()
+    for step in range(40):
+        planner.plan([Outlook([0.9 if step % 2 == 0 else 0.8], value, MASKS)] * 8, 8)
+    assert len(planned) == 5
+
+
+def test_nothing_below_the_floor_is_fed() -> None:
+    costs = known_costs(mixed)
+    planner, value = Planner(costs, "any"), MaskValue()
+    for _ in range(50):
+        value.observe([0.0] * MASKS)
+    floor = planner.floor(1, 1)
+    added = [(mixed(1 + rows, False) - mixed(1, False)) / rows for rows in (1, 3, 7)]
+    assert floor == pytest.approx(min(added) / mixed(1, False), rel=0.05)
+    assert planner.plan([Outlook([0.95 * floor], value, MASKS)], 1) == [NOTHING]
+    assert planner.plan([Outlook([0.9, 0.8, 0.9 * floor], value, MASKS)], 1)[0].drafts == 2
+
+
+def test_curiosity_tires_where_masks_do_not_pay() -> None:
+    planner, value = Planner(known_costs(compute_bound), "any"), MaskValue()
+    steps = [
+        step
+        for step in range(2000)
+        if planner.plan([Outlook([], value, MASKS)] * 8, 8) != [NOTHING] * 8
+    ]
+    gaps = [later - earlier for earlier, later in pairwise(steps)]
+    assert gaps[0] < gaps[1] < gaps[2]
+    assert gaps[-1] == gaps[-2]

@@ -15,9 +15,9 @@ from marslm.runtime.logits import Logits
 from marslm.runtime.sampling import draw
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
-from marslm.strategies.acceptance import DraftOdds
+from marslm.strategies.acceptance import DraftOdds, Kind, from_mask
 from marslm.strategies.base import EngineFacts, Outcome, StepSettings
-from marslm.strategies.lossless import Lossless, LosslessChain
+from marslm.strategies.lossless import Drafting, Lossless, LosslessChain
 from marslm.strategies.mars import Mars, confident_prefix
 from marslm.strategies.registry import register_strategy
 
@@ -67,7 +67,7 @@ class _KnownOdds(DraftOdds):
         super().__init__()
         self._acceptance = acceptance
 
-    def chance(self, distance: int, confidence: float) -> float:
+    def chance(self, kind: Kind, prior: float) -> float:
         return self._acceptance
 
 
@@ -76,6 +76,7 @@ class ControlledLossless(Lossless):
 
     name = LOSSLESS
     exact = False
+    looks_up = False
 
     def __init__(self, facts: EngineFacts, acceptance: float) -> None:
         """Keep each draft with this chance."""
@@ -86,6 +87,10 @@ class ControlledLossless(Lossless):
     def kept_drafts(self, drafts: ListOf[int], choices: ListOf[int]) -> int:
         """Return how many the coin keeps."""
         return self._coin.kept(len(drafts))
+
+    def learn(self, state: Drafting, written: ListOf[int]) -> None:
+        """Learn nothing: the coin, not what is written, says which drafts are right."""
+        state.read.clear()
 
 
 class Coached(LosslessChain):
@@ -106,12 +111,12 @@ class Coached(LosslessChain):
         for sequence, each in zip(sequences, settings, strict=True):
             written = len(sequence.tokens) - sequence.prompt_length
             answer = self._answers[tuple(sequence.tokens[: sequence.prompt_length])]
-            state = self._state(sequence)
-            state.drafts = [
+            drafts = [
                 token if self._random.random() < 0.8 else 0
                 for token in answer[written : written + each.block - 1]
             ]
-            state.confidences = state.chances = [1.0] * len(state.drafts)
+            origins = [from_mask(index + 1, 1.0) for index in range(len(drafts))]
+            self._state(sequence).read.take(drafts, origins)
         return super().propose(sequences, settings)
 
 

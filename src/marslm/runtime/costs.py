@@ -75,6 +75,7 @@ class _Curve:
         self.medians: dict[int, float] = {}
         self._hopes: dict[int, float] = {}
         self.hopes: dict[int, float] = {}
+        self._knots: list[int] = []
 
     def add(self, knot: int, seconds: float) -> None:
         samples = self._samples.setdefault(knot, deque(maxlen=_REMEMBERED))
@@ -86,20 +87,26 @@ class _Curve:
         # Nor do fewer rows ever cost more.
         self.hopes = {}
         lowest = math.inf
-        for each in sorted(self._hopes, reverse=True):
+        self._knots = sorted(self._hopes)
+        for each in reversed(self._knots):
             lowest = self.hopes[each] = min(lowest, self._hopes[each])
 
     def at(self, rows: int) -> float:
         """Return the cost between measured row counts, or a hopeful guess beyond them."""
-        below = max((knot for knot in self.hopes if knot <= rows), default=None)
-        above = min((knot for knot in self.hopes if knot >= rows), default=None)
-        if below is None:
-            if above is None:
-                return math.inf
+        knots = self._knots
+        if not knots:
+            return math.inf
+        place = bisect_left(knots, rows)
+        if place == len(knots):
+            last = knots[-1]
+            return self.hopes[last] * (1 + _UP * (rows - 1)) / (1 + _UP * (last - 1))
+        above = knots[place]
+        if above == rows:
+            return self.hopes[rows]
+        if place == 0:
             return self.hopes[above] * (1 + _DOWN * (rows - 1)) / (1 + _DOWN * (above - 1))
-        if above is None:
-            return self.hopes[below] * (1 + _UP * (rows - 1)) / (1 + _UP * (below - 1))
-        share = (rows - below) / max(1, above - below)
+        below = knots[place - 1]
+        share = (rows - below) / (above - below)
         return self.hopes[below] + share * (self.hopes[above] - self.hopes[below])
 
 

@@ -1,14 +1,15 @@
 """How often drafts are right: running estimates that decide how many to make.
 
-Two questions. How likely is this draft right, given how many masks its row saw and how sure the row
-was (`DraftOdds`, one for an engine, with a factor for each request)? And what are masks worth, that
-is, the drafts they will bring (`MaskValue`, one for each request, starting from the engine's)?
-Knows nothing about windows or costs.
+Two questions. How likely is this draft right, given where it comes from (`DraftOdds`, one for an
+engine, with a factor for each request)? And what are masks worth, that is, the drafts they will
+bring (`MaskValue`, one for each request, starting from the engine's)? Knows nothing about windows
+or costs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as ListOf
+from typing import TypeAlias
 
 PRICES = (0.01, 0.02, 0.035, 0.05, 0.07, 0.1, 0.14, 0.2, 0.3, 0.45, 1.0)
 """What a row may cost, in tokens: a row that brings less than its price is not worth feeding. At
@@ -21,27 +22,50 @@ _FACTOR_TRIALS = 6.0
 _PRIOR_RUNS = 6.0
 
 
+Kind: TypeAlias = tuple[str | int, ...]
+"""What drafts are counted together: their source, and what their chance depends on."""
+
+Origin: TypeAlias = tuple[Kind, float]
+"""A draft's kind, and the chance to expect until drafts of its kind have been judged."""
+
+_FROM_TEXT: ListOf[Origin] = [
+    (("text", index + 1), chance)
+    for index, chance in enumerate((0.25, 0.45, 0.65, 0.7, 0.75, 0.8, 0.8, 0.9))
+]
+"""Of a token that once followed the last 1, 2, ... tokens; so it is in SmolLM2's answers to
+Spec-Bench's prompts."""
+
+
+def from_mask(distance: int, confidence: float) -> Origin:
+    """Return the origin of a draft whose row saw `distance` masks, itself included."""
+    return ("mask", distance, min(_BINS - 1, int(confidence * _BINS))), confidence
+
+
+def from_text(match: int, count: int) -> list[Origin]:
+    """Return the origins of `count` drafts that once followed the last `match` tokens.
+
+    A draft that is right makes the match one token longer for the next.
+    """
+    longest = len(_FROM_TEXT)
+    return [_FROM_TEXT[min(length, longest) - 1] for length in range(match, match + count)]
+
+
 class DraftOdds:
-    """Chance that a draft is kept if those before it were, by masks seen and by confidence."""
+    """Chance that a draft is kept if those before it were, by its kind."""
 
     def __init__(self) -> None:
-        """Take every confidence at its word until drafts have been judged."""
-        self._counts: dict[tuple[int, int], tuple[float, float]] = {}
+        """Have judged no draft."""
+        self._counts: dict[Kind, tuple[float, float]] = {}
 
-    def chance(self, distance: int, confidence: float) -> float:
-        """Return the chance for a draft whose row saw `distance` masks, itself included."""
-        kept, trials = self._counts.get((distance, _bin(confidence)), (0.0, 0.0))
-        return (kept + _PRIOR_TRIALS * confidence) / (trials + _PRIOR_TRIALS)
+    def chance(self, kind: Kind, prior: float) -> float:
+        """Return the chance for a draft; `prior` until drafts of its kind have been judged."""
+        kept, trials = self._counts.get(kind, (0.0, 0.0))
+        return (kept + _PRIOR_TRIALS * prior) / (trials + _PRIOR_TRIALS)
 
-    def observe(self, distance: int, confidence: float, kept: bool) -> None:
+    def observe(self, kind: Kind, kept: bool) -> None:
         """Count one draft that was judged."""
-        key = distance, _bin(confidence)
-        hits, trials = self._counts.get(key, (0.0, 0.0))
-        self._counts[key] = hits + kept, trials + 1
-
-
-def _bin(confidence: float) -> int:
-    return min(_BINS - 1, int(confidence * _BINS))
+        hits, trials = self._counts.get(kind, (0.0, 0.0))
+        self._counts[kind] = hits + kept, trials + 1
 
 
 class RequestFactor:

@@ -4,7 +4,8 @@ METHOD section 3. A step feeds [last token, drafts, masks]. Attention is causal,
 drafts are one-token rows: the drafts that equal what those rows choose are kept and one more token
 is free. The masks after the outcome that came bring the next drafts. `lossless-chain` puts B-1
 masks after the last draft, always, and a rejection costs it a step without drafts. `lossless-tree`
-puts masks after every possible outcome, and `lossless` wherever they pay, or nowhere, in which case
+puts masks after every possible outcome. `lossless` has a second source of drafts, what followed the
+last tokens earlier in the text, which needs no masks; it feeds what pays, or nothing, in which case
 it is `ar`. What is fed decides how fast an answer comes, never what it says. Knows nothing about
 tau.
 """
@@ -20,9 +21,11 @@ from marslm.runtime.logits import Logits
 from marslm.runtime.sampling import choose, draw
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
-from marslm.strategies.acceptance import DraftOdds, MaskValue, RequestFactor
+from marslm.strategies.acceptance import DraftOdds, MaskValue, from_mask, from_text
 from marslm.strategies.base import EngineFacts, Outcome, StepSettings, Strategy
-from marslm.strategies.shapes import NOTHING, Form, Outlook, Planner, Shape, chances_of_prefixes
+from marslm.strategies.drafts import Drafts
+from marslm.strategies.ngrams import NgramIndex
+from marslm.strategies.shapes import NOTHING, Form, Outlook, Planner, Shape
 
 MIN_DRAFT_CONFIDENCE = 0.2
 """`lossless-chain` ends its drafts before the first one less likely than this. A rejected draft
@@ -31,24 +34,28 @@ draft of acceptance c a step brings 2 / (2 - c) tokens, and the break-even confi
 
 
 @dataclass
-class _Drafting:
-    """What is remembered of a request: drafts at hand, their chances, what its window was."""
+class Drafting:
+    """What is remembered of a request: the drafts of both sources, and what its window was.
+
+    read: from masks. found: in the text. fed: those of the two that the window's drafts are from.
+    """
 
     value: MaskValue
-    factor: RequestFactor = field(default_factory=RequestFactor)
-    drafts: list[int] = field(default_factory=list)
-    confidences: list[float] = field(default_factory=list)
-    chances: list[float] = field(default_factory=list)
+    read: Drafts
+    found: Drafts
+    fed: Drafts
+    index: NgramIndex = field(default_factory=NgramIndex)
     shape: Shape = NOTHING
 
 
 class Lossless(Strategy):
-    """Draft from masks, verify for free in the next step, in the shape that pays."""
+    """Draft from masks and from the text, verify in the next step, in the shape that pays."""
 
     name = "lossless"
     exact = True
     reads_masks = True
     form: Form = "any"
+    looks_up = True
 
     def __init__(self, facts: EngineFacts) -> None:
         """Remember [MASK] and what steps cost; how often drafts are right is yet to be seen."""
@@ -63,14 +70,17 @@ class Lossless(Strategy):
     ) -> ListOf[Window]:
         """Return for each request some of the drafts at hand, and masks."""
         states = [self._state(sequence) for sequence in sequences]
+        floor = self._planner.floor(len(states), settings[0].rows)
+        for sequence, state, each in zip(sequences, states, settings, strict=True):
+            self._choose_source(sequence, state, each.block - 1, floor)
         for state, shape in zip(states, self.shapes(states, settings), strict=True):
             state.shape = shape
-        return [state.shape.window(state.drafts, self._mask_token_id) for state in states]
+        return [state.shape.window(state.fed.tokens, self._mask_token_id) for state in states]
 
-    def shapes(self, states: ListOf[_Drafting], settings: ListOf[StepSettings]) -> ListOf[Shape]:
+    def shapes(self, states: ListOf[Drafting], settings: ListOf[StepSettings]) -> ListOf[Shape]:
         """Return each request's shape, as pays for all together."""
         outlooks = [
-            Outlook(chances_of_prefixes(state.chances), state.value, each.block - 1)
+            Outlook(state.fed.chances, state.value, each.block - 1)
             for state, each in zip(states, settings, strict=True)
         ]
         return self._planner.plan(outlooks, settings[0].rows)
@@ -81,48 +91,53 @@ class Lossless(Strategy):
         """Keep the verified drafts and the free token; read new drafts behind them."""
         state = self._state(sequence)
         count = min(state.shape.drafts, len(window))
-        drafts = window.tokens[:count]
-        choices = choose(logits[: count + 1], sequence)
-        kept = self.kept_drafts(drafts, choices)
-        self._learn(sequence, state, count, kept)
-        run = logits[1:][state.shape.run(kept)] if count == state.shape.drafts else logits[:0]
-        self._read_drafts(sequence, state, run, choices[: kept + 1])
+        choices = choose(logits if count == len(window) else logits[: count + 1], sequence)
+        kept = self.kept_drafts(window.tokens[:count], choices)
+        self.learn(state, choices[: kept + 1])
+        if count < len(window):
+            run = logits[1:][state.shape.run(kept)]
+            self._read_drafts(sequence, state, run, choices[: kept + 1])
         return Outcome(choices[: kept + 1], kept)
 
     def kept_drafts(self, drafts: ListOf[int], choices: ListOf[int]) -> int:
         """Return how many leading drafts are what the model chooses."""
         return matching_prefix(drafts, choices)
 
-    def _state(self, sequence: Sequence) -> _Drafting:
+    def learn(self, state: Drafting, written: ListOf[int]) -> None:
+        """Note which drafts of either source came true."""
+        state.read.judge(written)
+        state.found.judge(written)
+
+    def _state(self, sequence: Sequence) -> Drafting:
         if sequence.state is None:
             drawn = sequence.params.temperature > 0
-            sequence.state = _Drafting(MaskValue(self._value[drawn]))
-        state: _Drafting = sequence.state
+            read, found = Drafts(self._odds[drawn]), Drafts(self._odds[drawn])
+            sequence.state = Drafting(MaskValue(self._value[drawn]), read, found, read)
+        state: Drafting = sequence.state
         return state
 
-    def _learn(self, sequence: Sequence, state: _Drafting, count: int, kept: int) -> None:
-        """Note what came of the drafts: those kept, and the first that was not."""
-        odds = self._odds[sequence.params.temperature > 0]
-        for index in range(min(kept + 1, count)):
-            odds.observe(index + 1, state.confidences[index], index < kept)
-            state.factor.observe(state.chances[index], index < kept)
+    def _choose_source(self, sequence: Sequence, state: Drafting, limit: int, floor: float) -> None:
+        """Look for up to `limit` drafts in the text; feed those that promise more than masks'."""
+        if self.looks_up:
+            match = state.index.find(sequence.tokens, limit)
+            origins = from_text(match.length, len(match.tokens))
+            state.found.take(match.tokens, origins, floor)
+        found_is_better = state.found.hope > state.read.hope
+        state.fed = state.found if found_is_better else state.read
+        if state.read.tokens:  # masks that found nothing better are worth nothing
+            chances = state.read.chances
+            state.value.observe([0.0] * len(chances) if found_is_better else chances)
 
     def _read_drafts(
-        self, sequence: Sequence, state: _Drafting, logits: Logits, ahead: ListOf[int]
+        self, sequence: Sequence, state: Drafting, logits: Logits, ahead: ListOf[int]
     ) -> None:
         """Take the drafts in mask rows that follow the text and `ahead`, and their chances."""
-        state.drafts, state.confidences, state.chances = [], [], []
         if len(logits) == 0:
             return
-        odds, factor = self._odds[sequence.params.temperature > 0], state.factor.value
         draws = draw(logits, sequence, ahead)
-        state.drafts = draws.tokens
-        state.confidences = draws.confidences()
-        state.chances = [
-            min(1.0, factor * odds.chance(index + 1, confidence))
-            for index, confidence in enumerate(state.confidences)
-        ]
-        state.value.observe(chances_of_prefixes(state.chances))
+        sure = draws.confidences()
+        origins = [from_mask(index + 1, each) for index, each in enumerate(sure)]
+        state.read.take(draws.tokens, origins)
 
 
 class LosslessTree(Lossless):
@@ -130,17 +145,19 @@ class LosslessTree(Lossless):
 
     name = "lossless-tree"
     form: Form = "tree"
+    looks_up = False
 
 
 class LosslessChain(Lossless):
     """Every likely draft and then B-1 masks, whatever they cost: a window any engine can run."""
 
     name = "lossless-chain"
+    looks_up = False
 
-    def shapes(self, states: ListOf[_Drafting], settings: ListOf[StepSettings]) -> ListOf[Shape]:
+    def shapes(self, states: ListOf[Drafting], settings: ListOf[StepSettings]) -> ListOf[Shape]:
         """Return chains."""
         return [
-            _chain(state.confidences, each.block - 1)
+            _chain(state.read.confidences, each.block - 1)
             for state, each in zip(states, settings, strict=True)
         ]
 

@@ -9,10 +9,9 @@ about models or requests.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 from typing import Literal, TypeAlias
 
 from marslm.runtime.costs import StepCosts
@@ -37,6 +36,8 @@ class Shape:
 
     def window(self, drafts: ListOf[int], mask_token_id: int) -> Window:
         """Return the window: the drafts, then the runs of masks in the order of their outcomes."""
+        if self is NOTHING:
+            return _EMPTY
         tokens = [*drafts[: self.drafts], *[mask_token_id] * sum(self.runs)]
         if not any(self.runs[:-1]):
             return Window(tokens)
@@ -56,20 +57,27 @@ class Shape:
         return Shape(self.drafts, (*self.runs[:-1], min(self.runs[-1] + 1, limit)))
 
 
-_CURIOUS = 48
-"""Every so many steps a request gets one mask more than pays, so that better passages are seen."""
+_CURIOUS, _LEAST_CURIOUS = 48, 384
+"""After so many steps a request gets one mask more than pays, so that better passages are seen;
+after twice as many as the last time where masks have not paid since, up to the second number."""
 
 _MARGIN = 0.05
-"""What windows must bring above one-token decoding, in tokens a request: estimates are hopeful."""
+"""What a window must bring beyond its price, in tokens: estimates are hopeful."""
 
 _REST = 7
-"""Steps after one in which no window paid that are not planned: a plan takes time, too."""
+"""Steps after one in which no window paid that are not planned unless drafts are more promising:
+a plan takes time, too."""
+
+_WIDTH = 4
+"""Rows a request up to which a floor is looked for."""
 
 _PATIENCE = 0.05
 """How fast the gain over one-token steps follows a step's."""
 
 NOTHING = Shape(0, (0,))
 """One-token decoding."""
+
+_EMPTY = Window()
 
 
 @dataclass(frozen=True)
@@ -107,62 +115,101 @@ class Planner:
         self._costs = costs
         self._form: Form = form
         self._gain = 1.0
-        self._steps = 0
-        self._rest = 0
         self._price_of_drafts = 0.0
+        self._rest = 0
+        self._refused = 0.0
+        self._boredom = self._wait = _CURIOUS
+        self._turn = 0
+        self._floor = 0.0
+        self._floor_of, self._floor_age = (0, 0), 0
+
+    def floor(self, requests: int, rows: int) -> float:
+        """Return the least that a row of a window costs in a step, in tokens.
+
+        Drafts and masks that bring less cannot pay, in whatever window they stand.
+        """
+        if self._floor_of != (requests, rows) or self._floor_age == _REST:
+            seconds = self._costs.seconds
+            base = seconds(rows, masks=False)
+            sizes = {1, *(requests * width for width in range(1, _WIDTH + 1))}
+            added = min((seconds(rows + size, masks=False) - base) / size for size in sizes)
+            self._floor = self._worth(requests) * max(0.0, added)
+            self._floor_of, self._floor_age = (requests, rows), 0
+        self._floor_age += 1
+        return self._floor
 
     def plan(self, outlooks: ListOf[Outlook], rows: int) -> list[Shape]:
         """Return each request's shape.
 
         rows: what the step feeds anyway, all pending tokens of all requests.
         """
-        if self._rest and not any(outlook.chances for outlook in outlooks):
+        hope = max(sum(outlook.chances) for outlook in outlooks)
+        if self._rest and hope <= self._refused:
             self._rest -= 1
+            self._note_gain(1.0)
             shapes = [NOTHING] * len(outlooks)
         else:
             shapes = [choice.shape for choice in self._choose(outlooks, rows)]
-            self._rest = 0 if any(shape.rows for shape in shapes) else _REST
-        self._steps += 1
-        turn, rest = divmod(self._steps, _CURIOUS)
-        if rest == 0:
-            curious = turn % len(shapes)
-            shapes[curious] = shapes[curious].longer(outlooks[curious].masks)
+            if not any(shape.rows for shape in shapes):
+                self._rest, self._refused = _REST, hope
+            elif any(any(shape.runs) for shape in shapes):
+                self._rest, self._boredom = 0, _CURIOUS
+        self._wait -= 1
+        if self._wait <= 0:
+            self._be_curious(shapes, outlooks)
         return shapes
 
+    def _be_curious(self, shapes: list[Shape], outlooks: ListOf[Outlook]) -> None:
+        """Give one request a mask more, each in its turn."""
+        self._turn += 1
+        curious = self._turn % len(shapes)
+        shapes[curious] = shapes[curious].longer(outlooks[curious].masks)
+        self._wait = self._boredom
+        self._boredom = min(2 * self._boredom, _LEAST_CURIOUS)
+
     def _choose(self, outlooks: ListOf[Outlook], rows: int) -> list[Choice]:
-        """Return what brings most above the worth of the seconds it takes."""
+        """Return what brings most above the worth of the seconds that it adds."""
         requests = len(outlooks)
-        plain = self._costs.seconds(requests, masks=False)
-        worth = self._gain * requests / plain
+        worth, floor = self._worth(requests), self.floor(requests, rows)
         best: list[Choice] = []
-        best_profit, best_price = float("-inf"), 0
-        for price in range(len(PRICES)):
+        best_profit, best_price, best_added = float("-inf"), 0, 0.0
+        for price in range(max(0, bisect_right(PRICES, floor) - 1), len(PRICES)):
             later = max(price, round(self._price_of_drafts))
             choices = [best_shape(outlook, price, later, self._form) for outlook in outlooks]
             tokens = sum(choice.now + choice.later for choice in choices)
-            windows = any(choice.shape.rows for choice in choices)
-            profit = tokens - worth * self._seconds(choices, rows) - _MARGIN * requests * windows
+            windows = sum(choice.shape.rows > 0 for choice in choices)
+            added = self._added_seconds(choices, rows)
+            profit = tokens - worth * added - _MARGIN * windows
             if profit > best_profit:
-                best, best_profit, best_price = choices, profit, price
+                best, best_profit, best_price, best_added = choices, profit, price, added
             if not windows:
                 break  # nor will any window pay at a higher price
-        gain = (1 + sum(choice.now for choice in best) / requests) * plain
-        gain /= self._seconds(best, rows)
-        self._gain = max(1.0, self._gain + _PATIENCE * (gain - self._gain))
+        plain = self._costs.seconds(requests, masks=False)
+        gain = 1 + sum(choice.now for choice in best) / requests
+        self._note_gain(gain * plain / (plain + best_added))
         if any(outlook.chances for outlook in outlooks):
             self._price_of_drafts += _PATIENCE * (best_price - self._price_of_drafts)
         return best
 
-    def _seconds(self, choices: ListOf[Choice], rows: int) -> float:
-        """Return what these requests cost: a row each and what their windows add to the step.
+    def _note_gain(self, gain: float) -> None:
+        """Take in how many times as fast as a one-token step a step is."""
+        self._gain = max(1.0, self._gain + _PATIENCE * (gain - self._gain))
+
+    def _worth(self, requests: int) -> float:
+        """Return what a second is worth, in tokens."""
+        return self._gain * requests / self._costs.seconds(requests, masks=False)
+
+    def _added_seconds(self, choices: ListOf[Choice], rows: int) -> float:
+        """Return what the windows add to a step of `rows`.
 
         A prompt that is read in the same step makes it long, which is not their doing.
         """
         window = sum(choice.shape.rows for choice in choices)
+        if not window:
+            return 0.0
         masks = any(any(choice.shape.runs) for choice in choices)
         seconds = self._costs.seconds
-        added = seconds(rows + window, masks) - seconds(rows, masks=False)
-        return seconds(len(choices), masks=False) + max(0.0, added)
+        return max(0.0, seconds(rows + window, masks) - seconds(rows, masks=False))
 
 
 def best_shape(outlook: Outlook, price: int, later_price: int, form: Form) -> Choice:
@@ -171,27 +218,29 @@ def best_shape(outlook: Outlook, price: int, later_price: int, form: Form) -> Ch
     price, later_price: indices into `PRICES`, of a row now and of the rows of drafts to come.
     """
     values = outlook.value.at(later_price, outlook.masks)
+    row, least = PRICES[price], min(1, len(values)) if form == "tree" else 0
     best, best_profit = Choice(NOTHING, 0.0, 0.0), float("-inf")
+    reach, now, later = 1.0, 0.0, 0.0  # chance that all drafts so far are kept; what they bring
+    runs: list[int] = []  # masks after the outcomes in which one of them is not
     for drafts in range(len(outlook.chances) + 1):
-        kept = outlook.chances[:drafts]
-        if drafts and kept[-1] <= PRICES[price]:
-            break
-        outcomes = [a - b for a, b in zip([1.0, *kept], [*kept, 0.0], strict=True)]
-        runs = _runs(outcomes, values, PRICES[price], form)
-        later = sum(chance * sum(values[:n]) for chance, n in zip(outcomes, runs, strict=True))
-        choice = Choice(Shape(drafts, tuple(runs)), sum(kept), later)
-        profit = choice.now + later - PRICES[price] * choice.shape.rows
+        last = _masks(reach, values, row, least)
+        if_last = later + reach * sum(values[:last])
+        profit = now + if_last - row * (drafts + sum(runs) + last)
         if profit > best_profit:
-            best, best_profit = choice, profit
+            best, best_profit = Choice(Shape(drafts, (*runs, last)), now, if_last), profit
+        if drafts == len(outlook.chances) or outlook.chances[drafts] <= row:
+            break
+        missed = reach - outlook.chances[drafts]
+        runs.append(_masks(missed, values, row, least))
+        later += missed * sum(values[: runs[-1]])
+        reach = outlook.chances[drafts]
+        now += reach
     return best
 
 
-def _runs(outcomes: ListOf[float], values: ListOf[float], price: float, form: Form) -> list[int]:
-    """Return how many masks to put after each outcome, given the outcomes' chances."""
-    least = min(1, len(values)) if form == "tree" else 0
-    return [max(least, sum(chance * value > price for value in values)) for chance in outcomes]
-
-
-def chances_of_prefixes(chances: ListOf[float]) -> list[float]:
-    """Return for each draft the chance that it and all before it are kept."""
-    return list(accumulate(chances, mul))
+def _masks(chance: float, values: ListOf[float], price: float, least: int) -> int:
+    """Return how many masks to put after an outcome of this chance."""
+    count = 0
+    while count < len(values) and chance * values[count] > price:
+        count += 1
+    return max(least, count)
