@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from marslm.errors import InputError
-from marslm.models import int8_kernel
+from marslm.models import compiled_product
+from marslm.models.compiled_product import MOST_ROWS, Levels, Product, Update
 from marslm.models.row_buckets import in_buckets
 
 Quantize: TypeAlias = Literal["none", "bf16", "int8"]
@@ -35,13 +35,13 @@ _SMALLEST_STEP = 1e-20
 _SMALLEST = torch.tensor(_SMALLEST_STEP)
 
 
-def weight_levels(vnni: bool) -> int:
-    """Return the levels of a weight to each side of zero: 7 bits without VNNI instructions.
+def weight_levels(exact: bool) -> int:
+    """Return the levels of a weight to each side of zero: 7 bits where sums are not `exact`.
 
-    Without them the CPU adds two products of an unsigned and a signed byte in 16 bits, saturating:
-    2 * 255 * 63 fits, 2 * 255 * 127 does not.
+    Without VNNI instructions oneDNN lets the CPU add two products of an unsigned and a signed byte
+    in 16 bits, saturating: 2 * 255 * 63 fits, 2 * 255 * 127 does not.
     """
-    return 127 if vnni else 63
+    return 127 if exact else 63
 
 
 def check_quantize(quantize: str, device: torch.device, dtype: torch.dtype | None) -> None:
@@ -103,13 +103,16 @@ class Int8Linear:
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """weight: [out, in], quantised symmetrically for each output."""
         narrow = _narrow(weight)
-        self.few = int8_kernel.Product(narrow, bias) if int8_kernel.can_run(weight) else None
-        self._many = _onednn_product(narrow, bias)
+        self.few = Product(narrow, bias) if compiled_product.can_run(weight) else None
+        # Without VNNI oneDNN is the slower one for any number of rows.
+        takes_all = self.few is not None and not _has_vnni()
+        self._many = self.few if takes_all else _onednn_product(narrow, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map x [rows, in] to [rows, out], each row quantised by its own largest value."""
-        few = self.few
-        return few(x) if few is not None and len(x) <= int8_kernel.MOST_ROWS else self._many(x)
+        product = self.few if len(x) <= MOST_ROWS and self.few else self._many
+        assert product is not None
+        return product(x)
 
 
 class Int8Update:
@@ -119,39 +122,45 @@ class Int8Update:
     """
 
     def __init__(self, down: Tensor, up: Tensor) -> None:
-        """down: [rank, in], up: [out, rank]; of any rank: zeros fill it up to whole blocks."""
-        missing = -len(down) % int8_kernel.BLOCK
-        down, up = F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, missing))
+        """down: [rank, in], up: [out, rank]; of any rank."""
+        down, up = compiled_product.whole_blocks(down, up)
         ends = _narrow(down), _narrow(up)
-        runs = int8_kernel.can_run(down) and int8_kernel.can_run(up)
-        self.few = int8_kernel.Update(*ends) if runs else None
-        self._down, self._up = (_onednn_product(each, None) for each in ends)
+        runs = compiled_product.can_run(down) and compiled_product.can_run(up)
+        self.few = Update(*ends) if runs else None
+        takes_all = runs and not _has_vnni()
+        self._many = None if takes_all else [_onednn_product(each, None) for each in ends]
 
     def __call__(self, y: Tensor, x: Tensor) -> None:
         """Add to y [rows, out] what x [rows, in] gives."""
-        if self.few is not None and len(x) <= int8_kernel.MOST_ROWS:
+        if self._many is None or (self.few is not None and len(x) <= MOST_ROWS):
+            assert self.few is not None
             self.few(y, x)
         else:
-            y += self._up(self._down(x))
+            down, up = self._many
+            y += up(down(x))
 
 
-def _narrow(weight: Tensor) -> int8_kernel.Levels:
+def _narrow(weight: Tensor) -> Levels:
     """Return a weight's levels and steps."""
     steps = weight.abs().amax(dim=1).clamp_(min=_SMALLEST_STEP)
-    steps /= weight_levels(torch.cpu._is_vnni_supported())
+    steps /= weight_levels(exact=_has_vnni() or compiled_product.can_run(weight))
     # Packing ignores strides, and fused weights lie transposed.
     levels = weight.div(steps[:, None]).round_().to(torch.int8).contiguous()
-    return int8_kernel.Levels(levels, steps)
+    return Levels(levels, steps)
 
 
-def _onednn_product(weight: int8_kernel.Levels, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def _has_vnni() -> bool:
+    return bool(torch.cpu._is_vnni_supported())
+
+
+def _onednn_product(weight: Levels, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     packed = torch.ops.onednn.qlinear_prepack(
         weight.levels, [_TYPICAL_ROWS, weight.levels.shape[1]]
     )
     steps, zeros = weight.steps, torch.zeros(len(weight.steps), dtype=torch.int64)
     product = torch.ops.onednn.qlinear_pointwise.default
-    compiled = int8_kernel.can_run(weight.levels)
-    quantise = int8_kernel.quantise_rows if compiled else _quantise_rows
+    compiled = _has_vnni() and compiled_product.can_run(weight.levels)
+    quantise = compiled_product.quantise_rows if compiled else _quantise_rows
     kind = torch.float32
 
     def linear(x: Tensor) -> Tensor:

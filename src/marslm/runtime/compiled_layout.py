@@ -22,11 +22,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from marslm.models.int8_kernel import BLOCK, Matrix, Rows
+from marslm.models.compiled_product import BLOCK, Matrix, Product, Rows, Update
+from marslm.models.packed import Linear
 from marslm.models.quantize import Int8Linear, Int8Update
 from marslm.runtime.cache import SlotCache
 from marslm.runtime.decoder import Decoder
-from marslm.runtime.layers import Layer, Projection, RMSNorm
+from marslm.runtime.layers import Layer, MaskUpdate, Projection, RMSNorm
 from marslm.runtime.work import Work
 
 TREE_BITS = 8 * sizeof(c_uint64)
@@ -74,14 +75,19 @@ class CStep(Structure):
 
 
 def fits(decoder: Decoder) -> bool:
-    """Return whether C takes this decoder: int8, with all sizes multiples of 16."""
+    """Return whether C takes this decoder: compiled products, and heads of whole blocks."""
     return decoder.head_dim % BLOCK == 0 and all(
-        isinstance(each.base, Int8Linear)
-        and each.base.few is not None
-        and (each.update is None or (isinstance(each.update, Int8Update) and each.update.few))
+        product_of(each.base) is not None
+        and (each.update is None or _update_of(each.update) is not None)
         for layer in decoder.layers
         for each in (layer.query_key_value, layer.output, layer.gate_up, layer.down)
     )
+
+
+def product_of(linear: Linear) -> Product | None:
+    """Return the compiled product of few rows behind `linear`, None if there is none."""
+    found = linear.few if isinstance(linear, Int8Linear) else linear
+    return found if isinstance(found, Product) else None
 
 
 def model_of(decoder: Decoder, cache: SlotCache) -> CModel:
@@ -157,12 +163,16 @@ def _norm_of(norm: RMSNorm | None) -> int | None:
 
 
 def _projection_of(projection: Projection) -> CProjection:
-    base, update = projection.base, projection.update
-    assert isinstance(base, Int8Linear)
-    assert base.few is not None
-    found = CProjection(base.few.weight.matrix)
-    if update is not None:
-        assert isinstance(update, Int8Update)
-        assert update.few is not None
-        found.down, found.up = update.few.down.matrix, update.few.up.matrix
+    base = product_of(projection.base)
+    assert base is not None
+    found = CProjection(base.weight.matrix)
+    if projection.update is not None:
+        update = _update_of(projection.update)
+        assert update is not None
+        found.down, found.up = update.down.matrix, update.up.matrix
     return found
+
+
+def _update_of(update: MaskUpdate) -> Update | None:
+    found = update.few if isinstance(update, Int8Update) else update
+    return found if isinstance(found, Update) else None

@@ -3,7 +3,7 @@
 // A row's result depends on nothing but the row and the cells it sees: every sum over a row or over
 // cells is taken in an order that neither the other rows nor the threads change.
 
-#include "int8_product.h"
+#include "product.h"
 
 #include <limits.h>
 #include <math.h>
@@ -17,9 +17,9 @@
 #include <unistd.h>
 #endif
 
-enum { SPAN = 128, HEAD_CHUNK = 4, SPINS = 2000 };
+enum { SPAN = 128, HEAD_CHUNK = SUMS_KEPT < 8 ? 2 : 4, SPINS = 2000 };
 
-// A linear layer, and what a mask-only adapter adds at rows of masks; down.levels is 0 without one.
+// A linear layer, and what a mask-only adapter adds at rows of masks; down.weights is 0 without one.
 typedef struct {
     Matrix base, down, up;
 } Projection;
@@ -110,33 +110,28 @@ static void meet(Team team) {
          i < i##_end; i++)
 
 // e^x to about one unit in the last place; 0 below -87, where it would not be a normal number.
-static inline __m512 exponential(__m512 x) {
-    const __m512 n = _mm512_roundscale_ps(
-        _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
+static inline Lanes exponential(Lanes x) {
+    const Lanes n = round_lanes(multiply(x, every(1.44269504f)));
     // ln 2 in two parts, so that n times it loses nothing.
-    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    Lanes r = take_product(x, n, every(0.693359375f));
+    r = take_product(r, n, every(-2.12194440e-4f));
     static const float series[] = {
         1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
-    __m512 y = _mm512_set1_ps(1.0f / 5040);
-    for (int i = 0; i < 7; i++) y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(series[i]));
-    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_GE_OQ);
-    return _mm512_maskz_scalef_ps(normal, y, n);
+    Lanes y = every(1.0f / 5040);
+    for (int i = 0; i < 7; i++) y = multiply_add(y, r, every(series[i]));
+    return scale_by(y, n, x, -87.0f);
 }
 
 // to = x / sqrt(mean(x^2) + epsilon) * weight; `to` may be x.
 static void norm_row(const float *x, const float *weight, int64_t size, float epsilon, float *to) {
-    __m512 squares = _mm512_setzero_ps();
-    for (int64_t i = 0; i < size; i += 16) {
-        const __m512 part = _mm512_loadu_ps(x + i);
-        squares = _mm512_fmadd_ps(part, part, squares);
+    Lanes squares = every(0);
+    for (int64_t i = 0; i < size; i += LANES) {
+        const Lanes part = load(x + i);
+        squares = multiply_add(part, part, squares);
     }
-    const float mean = _mm512_reduce_add_ps(squares) / (float)size;
-    const __m512 scale = _mm512_set1_ps(1.0f / sqrtf(mean + epsilon));
-    for (int64_t i = 0; i < size; i += 16) {
-        const __m512 part = _mm512_mul_ps(_mm512_loadu_ps(x + i), scale);
-        _mm512_storeu_ps(to + i, _mm512_mul_ps(part, _mm512_loadu_ps(weight + i)));
-    }
+    const Lanes scale = every(1.0f / sqrtf(sum(squares) / (float)size + epsilon));
+    for (int64_t i = 0; i < size; i += LANES)
+        store(to + i, multiply(multiply(load(x + i), scale), load(weight + i)));
 }
 
 static void add_row(float *x, const float *y, int64_t size) {
@@ -145,12 +140,10 @@ static void add_row(float *x, const float *y, int64_t size) {
 
 // to = silu(gate) * up; gate and up lie side by side.
 static void activate_row(const float *gate, int64_t inner, float *to) {
-    const __m512 one = _mm512_set1_ps(1.0f);
-    for (int64_t i = 0; i < inner; i += 16) {
-        const __m512 x = _mm512_loadu_ps(gate + i);
-        const __m512 below = _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), x)));
-        const __m512 silu = _mm512_div_ps(x, below);
-        _mm512_storeu_ps(to + i, _mm512_mul_ps(silu, _mm512_loadu_ps(gate + inner + i)));
+    for (int64_t i = 0; i < inner; i += LANES) {
+        const Lanes x = load(gate + i);
+        const Lanes below = add(every(1), exponential(subtract(every(0), x)));
+        store(to + i, multiply(divide(x, below), load(gate + inner + i)));
     }
 }
 
@@ -192,67 +185,32 @@ static void place_head(const Model *model, const Layer *layer, const Step *step,
     }
 }
 
-// The 16 sums of 16 vectors. Halves are added while pairs, fours and so on are interleaved.
-static inline __m512 sums_of(const __m512 *a) {
-    __m512 pairs[8], fours[4], halves[2];
-    for (int i = 0; i < 8; i++) {
-        const __m512 x = a[2 * i], y = a[2 * i + 1];
-        pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(x, y), _mm512_unpackhi_ps(x, y));
-    }
-    for (int i = 0; i < 4; i++) {
-        const __m512d x = _mm512_castps_pd(pairs[2 * i]), y = _mm512_castps_pd(pairs[2 * i + 1]);
-        fours[i] = _mm512_add_ps(
-            _mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-    }
-    for (int i = 0; i < 2; i++) {
-        const __m512 x = fours[2 * i], y = fours[2 * i + 1];
-        halves[i] = _mm512_add_ps(
-            _mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
-    }
-    return _mm512_add_ps(
-        _mm512_shuffle_f32x4(halves[0], halves[1], 0x88),
-        _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd));
-}
-
-// A query's products with 16 keys.
-static inline __m512 scores_of(const float *query, const float *keys, int64_t dim) {
-    __m512 sums[16];
-    for (int cell = 0; cell < 16; cell++) sums[cell] = _mm512_setzero_ps();
-    for (int64_t i = 0; i < dim; i += 16) {
-        const __m512 part = _mm512_loadu_ps(query + i);
-        for (int cell = 0; cell < 16; cell++)
-            sums[cell] = _mm512_fmadd_ps(part, _mm512_loadu_ps(keys + cell * dim + i), sums[cell]);
-    }
-    return sums_of(sums);
-}
-
 // Which of the 16 cells from `cell` on a row sees.
-static inline __mmask16 visible(int64_t seen, uint64_t bits, int64_t cell) {
+static inline uint16_t visible(int64_t seen, uint64_t bits, int64_t cell) {
     const int64_t before = seen - cell;
     if (before >= 16) return 0xffff;
-    if (before > 0) return (__mmask16)(((1u << before) - 1) | bits << before);
-    return before > -64 ? (__mmask16)(bits >> -before) : 0;
+    if (before > 0) return (uint16_t)(((1u << before) - 1) | bits << before);
+    return before > -64 ? (uint16_t)(bits >> -before) : 0;
 }
 
 // out = out * keep + weights @ values, for `parts` times 16 columns. Even and odd cells have sums of
 // their own, since each instruction waits for the one before on the same sum.
-static inline __attribute__((always_inline)) void mix(
+SPECIAL mix(
     const float *weights, const float *values, int count, int64_t dim, float keep, float *out,
     const int parts) {
-    __m512 even[HEAD_CHUNK], odd[HEAD_CHUNK];
+    Lanes even[HEAD_CHUNK], odd[HEAD_CHUNK];
     for (int p = 0; p < parts; p++) {
-        even[p] = _mm512_mul_ps(_mm512_loadu_ps(out + 16 * p), _mm512_set1_ps(keep));
-        odd[p] = _mm512_setzero_ps();
+        even[p] = multiply(load(out + LANES * p), every(keep));
+        odd[p] = every(0);
     }
     for (int cell = 0; cell < count; cell += 2, values += 2 * dim) {
-        const __m512 first = _mm512_set1_ps(weights[cell]);
-        const __m512 second = _mm512_set1_ps(weights[cell + 1]);
+        const Lanes first = every(weights[cell]), second = every(weights[cell + 1]);
         for (int p = 0; p < parts; p++) {
-            even[p] = _mm512_fmadd_ps(first, _mm512_loadu_ps(values + 16 * p), even[p]);
-            odd[p] = _mm512_fmadd_ps(second, _mm512_loadu_ps(values + dim + 16 * p), odd[p]);
+            even[p] = multiply_add(first, load(values + LANES * p), even[p]);
+            odd[p] = multiply_add(second, load(values + dim + LANES * p), odd[p]);
         }
     }
-    for (int p = 0; p < parts; p++) _mm512_storeu_ps(out + 16 * p, _mm512_add_ps(even[p], odd[p]));
+    for (int p = 0; p < parts; p++) store(out + LANES * p, add(even[p], odd[p]));
 }
 
 // Attention of one head of one row. Cells are taken in spans that begin at fixed places, and what is
@@ -261,40 +219,38 @@ static void attend(
     const float *query, const float *keys, const float *values, int64_t seen, uint64_t bits,
     int64_t dim, float *out) {
     const int64_t end = seen + (bits ? 64 - __builtin_clzll(bits) : 0);
-    const __m512 nothing = _mm512_set1_ps(-INFINITY);
-    float largest = -INFINITY;
-    __m512 total = _mm512_setzero_ps();
+    const Lanes nothing = every(-INFINITY);
+    float most = -INFINITY;
+    Lanes total = every(0);
     for (int64_t i = 0; i < dim; i++) out[i] = 0;
     for (int64_t first = 0; first < end; first += SPAN) {
         const int count = end - first < SPAN ? (int)((end - first + 15) / 16 * 16) : SPAN;
         float weights[SPAN];
-        __m512 top = nothing;
-        for (int i = 0; i < count; i += 16) {
-            const __m512 scores = _mm512_mask_mov_ps(
-                nothing, visible(seen, bits, first + i),
-                scores_of(query, keys + (first + i) * dim, dim));
-            _mm512_storeu_ps(weights + i, scores);
-            top = _mm512_max_ps(top, scores);
+        Lanes top = nothing;
+        for (int i = 0; i < count; i += LANES) {
+            const Lanes scores = where(
+                visible(seen, bits, first + i), products(query, keys + (first + i) * dim, dim),
+                nothing);
+            store(weights + i, scores);
+            top = larger(top, scores);
         }
-        const float now = fmaxf(largest, _mm512_reduce_max_ps(top));
-        const float keep =
-            _mm512_cvtss_f32(exponential(_mm512_set1_ps(largest - now)));
-        total = _mm512_mul_ps(total, _mm512_set1_ps(keep));
-        for (int i = 0; i < count; i += 16) {
-            const __m512 scores = _mm512_loadu_ps(weights + i);
-            const __m512 weight = exponential(_mm512_sub_ps(scores, _mm512_set1_ps(now)));
-            total = _mm512_add_ps(total, weight);
-            _mm512_storeu_ps(weights + i, weight);
+        const float now = fmaxf(most, largest(top));
+        const float keep = first_of(exponential(every(most - now)));
+        total = multiply(total, every(keep));
+        for (int i = 0; i < count; i += LANES) {
+            const Lanes weight = exponential(subtract(load(weights + i), every(now)));
+            total = add(total, weight);
+            store(weights + i, weight);
         }
         const float *from = values + first * dim;
         int64_t i = 0;
-        for (; i + 16 * HEAD_CHUNK <= dim; i += 16 * HEAD_CHUNK)
+        for (; i + LANES * HEAD_CHUNK <= dim; i += LANES * HEAD_CHUNK)
             mix(weights, from + i, count, dim, keep, out + i, HEAD_CHUNK);
-        for (; i < dim; i += 16) mix(weights, from + i, count, dim, keep, out + i, 1);
-        largest = now;
+        for (; i < dim; i += LANES) mix(weights, from + i, count, dim, keep, out + i, 1);
+        most = now;
     }
-    const float sum = _mm512_reduce_add_ps(total);
-    for (int64_t i = 0; i < dim; i++) out[i] /= sum;
+    const float all = sum(total);
+    for (int64_t i = 0; i < dim; i++) out[i] /= all;
 }
 
 static void attend_head(const Model *model, const Layer *layer, const Step *step, int64_t unit) {
@@ -317,44 +273,38 @@ static void attention(const Model *model, const Layer *layer, const Step *step, 
     meet(team);
 }
 
-// A row of the next product's input; the adapter's products read rows of masks, which lie together.
-static void give_row(const Step *step, const float *x, int64_t in, int64_t row) {
-    const Rows *from = &step->inputs, *to = &step->mask_inputs;
-    quantise_row(x, in, *from, (int)row);
-    for (int64_t mask = 0; mask < step->mask_rows; mask++) {
-        if (step->masks[mask] != row) continue;
-        __builtin_memcpy(to->levels + mask * in, from->levels + row * in, (size_t)in);
-        to->steps[mask] = from->steps[row];
-        to->offsets[mask] = from->offsets[row];
-    }
+// A row of what `w` multiplies next; the adapter's products read rows of masks, which lie together.
+static void give_row(const Matrix *w, const Step *step, const float *x, int64_t row) {
+    prepare_row(w, x, step->inputs, row);
+    for (int64_t mask = 0; mask < step->mask_rows; mask++)
+        if (step->masks[mask] == row) copy_row(w, step->inputs, row, step->mask_inputs, mask);
 }
 
-static void multiply(const Matrix *w, Rows x, int64_t rows, Target to, Team team) {
-    open_tiles(w->in, (int)rows);
-    FOR_SHARE(block, w->out / BLOCK) product_block(w, x, (int)rows, block, to);
+static void share_product(const Matrix *w, Rows x, int64_t rows, Target to, Team team) {
+    open_tiles(w, rows);
+    FOR_SHARE(block, w->out / BLOCK) product_block(w, x, rows, block, to);
 }
 
-// wide at rows of masks += low @ up.T. Each thread quantises all of low for itself, which is little,
+// wide at rows of masks += low @ up.T. Each thread prepares all of low for itself, which is little,
 // and adds where it wrote the base's product: so nobody waits.
 static void update(const Matrix *up, const Step *step, Team team) {
     const int64_t rank = up->in, masks = step->mask_rows;
     const int64_t room = (masks + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-    int8_t levels[room * rank];
-    float steps[masks];
+    float values[room * rank], steps[masks];
     int32_t offsets[masks];
-    const Rows low = {levels, steps, offsets};
+    const Rows low = {values, steps, offsets};
     for (int64_t mask = 0; mask < masks; mask++)
-        quantise_row(step->low + mask * rank, rank, low, (int)mask);
-    multiply(up, low, masks, (Target){step->wide, step->masks, 1}, team);
+        prepare_row(up, step->low + mask * rank, low, mask);
+    share_product(up, low, masks, (Target){step->wide, step->masks, 1}, team);
 }
 
 // wide = projection of the rows in `inputs`.
 static void project(const Projection *projection, const Step *step, Team team) {
     const Matrix *down = &projection->down;
-    const int updates = step->mask_rows > 0 && down->levels;
+    const int updates = step->mask_rows > 0 && down->weights;
     if (updates)
-        multiply(down, step->mask_inputs, step->mask_rows, (Target){step->low, 0, 0}, team);
-    multiply(&projection->base, step->inputs, step->rows, (Target){step->wide, 0, 0}, team);
+        share_product(down, step->mask_inputs, step->mask_rows, (Target){step->low, 0, 0}, team);
+    share_product(&projection->base, step->inputs, step->rows, (Target){step->wide, 0, 0}, team);
     meet(team);
     if (updates) {
         update(&projection->up, step, team);
@@ -362,33 +312,36 @@ static void project(const Projection *projection, const Step *step, Team team) {
     }
 }
 
-// x += what the projection before wrote; then x, normed, is the next one's input.
+// x += what the projection before wrote; then x, normed, is what `next` multiplies.
 static void norm_inputs(
-    const Model *model, const float *weight, const Step *step, int first, Team team) {
+    const Model *model, const float *weight, const Projection *next, const Step *step, int first,
+    Team team) {
     const int64_t size = model->hidden;
     FOR_SHARE(row, step->rows) {
         float *x = step->x + row * size, *normed = step->narrow + row * size;
         if (!first) add_row(x, step->wide + row * size, size);
         norm_row(x, weight, size, model->epsilon, normed);
-        give_row(step, normed, size, row);
+        give_row(&next->base, step, normed, row);
     }
     meet(team);
 }
 
 static void run_layer(const Model *model, const Layer *layer, const Step *step, Team team) {
     const int64_t mixed = model->heads * model->dim, inner = model->inner;
-    norm_inputs(model, layer->attention_norm, step, layer == model->layers, team);
+    const int first = layer == model->layers;
+    norm_inputs(model, layer->attention_norm, &layer->query_key_value, step, first, team);
     project(&layer->query_key_value, step, team);
     attention(model, layer, step, team);
-    FOR_SHARE(row, step->rows) give_row(step, step->narrow + row * mixed, mixed, row);
+    FOR_SHARE(row, step->rows)
+        give_row(&layer->output.base, step, step->narrow + row * mixed, row);
     meet(team);
     project(&layer->output, step, team);
-    norm_inputs(model, layer->mlp_norm, step, 0, team);
+    norm_inputs(model, layer->mlp_norm, &layer->gate_up, step, 0, team);
     project(&layer->gate_up, step, team);
     FOR_SHARE(row, step->rows) {
         float *active = step->narrow + row * inner;
         activate_row(step->wide + row * 2 * inner, inner, active);
-        give_row(step, active, inner, row);
+        give_row(&layer->down.base, step, active, row);
     }
     meet(team);
     project(&layer->down, step, team);

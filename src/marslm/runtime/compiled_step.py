@@ -1,10 +1,10 @@
-"""All layers of an int8 step in one compiled call, where the CPU has AVX512-VNNI.
+"""All layers of a step in one compiled call, for float32 and int8 weights on a CPU.
 
 A step of one row of a small model makes thirty calls to torch in each layer, which together take
 longer than the memory needs for the weights. Here few rows go through all layers in C; for many, C
-does what lies between the products, which oneDNN then does faster. Both give a row the same bits,
-and these follow from the row and what it sees: not from the step's other rows, nor the number of
-threads, nor the steps in which a text was read. Knows nothing about what the window entries mean.
+does what lies between the products, which are then calls of their own. Both give a row the same
+bits, and these follow from the row and what it sees: not from the step's other rows, nor the number
+of threads, nor the steps in which a text was read. Knows nothing about what the window entries mean.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from marslm.models.compiled import load_library
-from marslm.models.int8_kernel import MOST_ROWS, Scratch
+from marslm.models.compiled_product import MOST_ROWS, Scratch
 from marslm.runtime.cache import SlotCache
 from marslm.runtime.compiled_layout import TREE_BITS, CModel, CStep, fits, model_of, step_of
 from marslm.runtime.decoder import Decoder
@@ -36,7 +36,7 @@ def compiled_step(decoder: Decoder, cache: SlotCache, mask_token_id: int) -> Com
 
 
 class CompiledStep:
-    """Runs steps of int8 weights in C."""
+    """Runs steps in C."""
 
     def __init__(
         self, library: ctypes.CDLL, decoder: Decoder, cache: SlotCache, mask_token_id: int

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marslm.models.adapter import Adapter, LowRank
+from marslm.models.compiled_product import Product, Update, whole_blocks
 from marslm.models.packed import Linear, make_linear
-from marslm.models.quantize import Int8Update, Quantize
+from marslm.models.quantize import Int8Linear, Int8Update, Quantize
 
 RowIndex: TypeAlias = "slice | Tensor"
 """Rows of a batch: a slice where they follow one another, since that gives views."""
@@ -124,7 +125,7 @@ def build_layer(
         found = [updates(f"model.layers.{index}.{name}") for name in names]
         weight, bias = _fuse_weights(linears)
         linear = make_linear(weight, bias, pack=pack, quantize=quantize)
-        return Projection(linear, _fuse_updates(linears, found, quantize))
+        return Projection(linear, _fuse_updates(linears, found, linear))
 
     def norm(name: str) -> RMSNorm:
         return RMSNorm(module(name), epsilon)
@@ -180,13 +181,15 @@ def _fuse_weights(linears: list[nn.Module]) -> tuple[Tensor, Tensor | None]:
 
 
 def _fuse_updates(
-    linears: list[nn.Module], updates: list[LowRank | None], quantize: Quantize
+    linears: list[nn.Module], updates: list[LowRank | None], base: Linear
 ) -> MaskUpdate | None:
-    """Return one update for fused linears, None if none of them has one."""
+    """Return one update for fused linears, of `base`'s kind, None if none of them has one."""
     if not any(updates):
         return None
-    if quantize == "int8":
+    if isinstance(base, Int8Linear):
         return Int8Update(*_block_diagonal(linears, updates))
+    if isinstance(base, Product):
+        return Update(*whole_blocks(*_block_diagonal(linears, updates)))
     downs: list[Tensor] = []
     ups: list[tuple[slice, slice, Tensor]] = []
     column = rank = 0
