@@ -1,4 +1,4 @@
-"""The compiled int8 product: oneDNN's bits, and none where it cannot be had."""
+"""Compiled products: exact where they are said to be, and none where they cannot be had."""
 
 from __future__ import annotations
 
@@ -7,44 +7,85 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from marslm.models import compiled, int8_kernel
+from marslm.models import compiled, compiled_product
+from marslm.models.compiled_product import Levels, Product, Update, whole_blocks
 from marslm.models.packed import make_linear
-from marslm.models.quantize import Int8Update
+from marslm.models.quantize import Int8Update, _narrow
 
 needs_kernel = pytest.mark.skipif(
-    int8_kernel._library() is None, reason="no C compiler, or a CPU without AVX512-VNNI"
+    compiled_product._library() is None, reason="no C compiler, or a CPU without AVX2"
 )
 
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Look for the compiler anew, and again afterwards."""
-    int8_kernel._library.cache_clear()
+    compiled_product._library.cache_clear()
     yield
-    int8_kernel._library.cache_clear()
+    compiled_product._library.cache_clear()
+
+
+def level_product(rows: Tensor, weight: Levels, bias: Tensor | None) -> Tensor:
+    """Return what the kernels should, to the bit: exact sums, then the same roundings."""
+    steps = torch.add(torch.tensor(1e-20), rows.abs().amax(1, keepdim=True), alpha=1 / 127)
+    sums = rows.div(steps).round().double() @ weight.levels.double().t()
+    found = sums.float() * weight.steps * steps
+    return found if bias is None else bias + found
+
+
+def awkward_rows(count: int, inputs: int, generator: torch.Generator) -> Tensor:
+    """Return random rows, one of them zeros and one a thousand times larger."""
+    rows = torch.randn(count, inputs, generator=generator)
+    rows[3] = 0
+    rows[4] *= 1000
+    return rows
+
+
+SHAPES = [(16, 16), (32, 48), (576, 960), (1536, 576)]
+COUNTS = [*range(1, 20), 63, 64, 65, 70, 128, 150]
+"""Fewer than are summed at once, a piece, and more."""
 
 
 @needs_kernel
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("inputs", "outputs"), [(16, 16), (32, 48), (576, 960), (1536, 576)])
-def test_the_kernel_gives_onednns_bits(
-    inputs: int, outputs: int, biased: bool, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_int8_sums_are_exact(inputs: int, outputs: int, biased: bool, threads: int) -> None:
     generator = torch.Generator().manual_seed(inputs)
     weight = torch.randn(outputs, inputs, generator=generator)
     weight[1] = 0
     bias = torch.randn(outputs, generator=generator) if biased else None
-    rows = torch.randn(int8_kernel.MOST_ROWS, inputs, generator=generator)
-    rows[3] = 0
-    rows[4] *= 1000
+    rows = awkward_rows(max(COUNTS), inputs, generator)
     kernel = make_linear(weight, bias, pack=True, quantize="int8")
-    monkeypatch.setattr(int8_kernel, "can_run", lambda weight: False)
-    libraries = make_linear(weight, bias, pack=True, quantize="int8")
+    expected = level_product(rows, _narrow(weight), bias)
     torch.set_num_threads(threads)
-    for count in range(1, len(rows) + 1):
-        assert torch.equal(kernel(rows[:count]), libraries(rows[:count]))
+    for count in COUNTS:
+        assert torch.equal(kernel(rows[:count]), expected[:count])
+
+
+@needs_kernel
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), SHAPES)
+def test_float32_rows_depend_on_nothing_beside_them(
+    inputs: int, outputs: int, biased: bool, threads: int
+) -> None:
+    generator = torch.Generator().manual_seed(inputs)
+    weight = torch.randn(inputs, outputs, generator=generator).t()  # as fused weights lie
+    bias = torch.randn(outputs, generator=generator) if biased else None
+    rows = awkward_rows(max(COUNTS), inputs, generator)
+    kernel = make_linear(weight, bias, pack=True)
+    assert isinstance(kernel, Product)
+    torch.set_num_threads(threads)
+    found = kernel(rows)
+    exact = F.linear(rows.double(), weight.double(), None if bias is None else bias.double())
+    sizes = F.linear(rows.double().abs(), weight.double().abs())
+    assert ((found - exact).abs() <= 1e-6 * (1 + sizes)).all()
+    for count in COUNTS:
+        assert torch.equal(kernel(rows[:count]), found[:count])
 
 
 @needs_kernel
@@ -56,7 +97,7 @@ def test_a_cpu_without_tiles_gives_the_same_bits(
     tiled = make_linear(weight, None, pack=True, quantize="int8")
     monkeypatch.setenv("MARSLM_CACHE", str(tmp_path))
     monkeypatch.setattr(compiled, "_FLAGS", (*compiled._FLAGS, "-mno-amx-tile", "-mno-amx-int8"))
-    int8_kernel._library.cache_clear()
+    compiled_product._library.cache_clear()
     plain = make_linear(weight, None, pack=True, quantize="int8")
     assert len(list(tmp_path.iterdir())) == 1
     for count in range(1, len(rows) + 1):
@@ -64,35 +105,44 @@ def test_a_cpu_without_tiles_gives_the_same_bits(
 
 
 @needs_kernel
+@pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize(("inputs", "rank", "outputs"), [(32, 16, 48), (576, 96, 960)])
 def test_an_update_of_mask_rows_is_two_products(
-    inputs: int, rank: int, outputs: int, monkeypatch: pytest.MonkeyPatch
+    inputs: int, rank: int, outputs: int, narrow: bool
 ) -> None:
     generator = torch.Generator().manual_seed(rank)
     down, up, x, y = (
         torch.randn(shape, generator=generator)
         for shape in ((rank, inputs), (outputs, rank), (70, inputs), (70, outputs))
     )
-    kernel = Int8Update(down, up)
-    monkeypatch.setattr(int8_kernel, "can_run", lambda weight: False)
-    libraries = Int8Update(down, up)
+    kernel = Int8Update(down, up) if narrow else Update(down, up)
+    kind = "int8" if narrow else "none"
+    first, second = (make_linear(each, None, pack=True, quantize=kind) for each in (down, up))
     for count in (1, 4, 9, 16, 17, 64, 70):
-        found, expected = y[:count].clone(), y[:count].clone()
+        found = y[:count].clone()
         kernel(found, x[:count])
-        libraries(expected, x[:count])
-        assert torch.equal(found, expected)
+        assert torch.equal(found, y[:count] + second(first(x[:count])))
         exact = (x[:count].double() @ down.double().t()) @ up.double().t()
         added = (found - y[:count]).double()
-        assert (added - exact).norm() < 0.03 * exact.norm()
+        assert (added - exact).norm() < (0.03 if narrow else 1e-5) * exact.norm()
+
+
+def test_a_rank_is_filled_up_to_whole_blocks() -> None:
+    generator = torch.Generator().manual_seed(0)
+    down, up = (torch.randn(shape, generator=generator) for shape in ((12, 32), (48, 12)))
+    wider_down, wider_up = whole_blocks(down, up)
+    assert (len(wider_down), wider_up.shape) == (16, (48, 16))
+    torch.testing.assert_close(wider_up @ wider_down, up @ down)
+    assert all(map(torch.equal, whole_blocks(wider_down, wider_up), (wider_down, wider_up)))
 
 
 def test_odd_shapes_are_left_to_onednn() -> None:
-    assert not int8_kernel.can_run(torch.zeros(24, 40))
+    assert not compiled_product.can_run(torch.zeros(24, 40))
 
 
 def test_without_a_compiler_there_is_none(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
-    assert not int8_kernel.can_run(torch.zeros(32, 32))
+    assert not compiled_product.can_run(torch.zeros(32, 32))
     linear = make_linear(torch.eye(32), None, pack=True, quantize="int8")
     torch.testing.assert_close(linear(torch.ones(1, 32)), torch.ones(1, 32))
 
@@ -102,5 +152,5 @@ def test_a_compiler_that_fails_leaves_nothing_behind(
 ) -> None:
     monkeypatch.setenv("MARSLM_CACHE", str(tmp_path))
     monkeypatch.setattr(compiled, "_FLAGS", ("--no-such-flag",))
-    assert not int8_kernel.can_run(torch.zeros(32, 32))
+    assert not compiled_product.can_run(torch.zeros(32, 32))
     assert not list(tmp_path.iterdir())

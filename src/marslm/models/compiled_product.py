@@ -2,9 +2,9 @@
 
 For a few rows the libraries take longer than the memory needs for the weights: oneDNN spends 30 us
 on each int8 call, and quantising rows takes five calls more; a float32 product reaches half of the
-memory's speed. These kernels reach it, and what they give a row depends, bit for bit, on nothing but
-the row. Without a C compiler or those instructions there are none, and oneDNN and torch do the work.
-Knows nothing about layers.
+memory's speed. These kernels reach all of it, and what they give a row depends, bit for bit, on
+nothing but the row. Without a C compiler or those instructions there are none, and oneDNN and torch
+do the work. Knows nothing about layers.
 """
 
 from __future__ import annotations

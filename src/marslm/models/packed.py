@@ -1,9 +1,9 @@
 """Linear layers for inference: compiled, oneDNN-packed or narrower weights, plain ones elsewhere.
 
 On a CPU a plain float32 linear costs about twice as much at 4 rows as at 1; with packed weights the
-cost is nearly flat, which is what makes several tokens per forward cheap. Compiled products also read
-weights at the memory's full speed, and give a row the same bits whatever stands beside it. Knows
-nothing about what the layers belong to.
+cost is nearly flat, which is what makes several tokens per forward cheap. Compiled products also
+read weights at the memory's full speed, and give a row the same bits whatever stands beside it.
+Knows nothing about what the layers belong to.
 """
 
 from __future__ import annotations

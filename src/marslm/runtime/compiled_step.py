@@ -4,7 +4,7 @@ A step of one row of a small model makes thirty calls to torch in each layer, wh
 longer than the memory needs for the weights. Here few rows go through all layers in C; for many, C
 does what lies between the products, which are then calls of their own. Both give a row the same
 bits, and these follow from the row and what it sees: not from the step's other rows, nor the number
-of threads, nor the steps in which a text was read. Knows nothing about what the window entries mean.
+of threads, nor the steps in which a text was read. Knows nothing about what window entries mean.
 """
 
 from __future__ import annotations

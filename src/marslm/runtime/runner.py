@@ -26,7 +26,7 @@ class Runner:
     """Runs `Work` through a decoder and its cache.
 
     decoder: what computes. static: runs steps of narrow works in fixed shapes, on a GPU. compiled:
-    runs steps of compiled products, on a CPU. Without them, and for steps that they leave, rows are laid out as
+    runs steps in C, on a CPU. Without them, and for steps that they leave, rows are laid out as
     they come.
     """
 
