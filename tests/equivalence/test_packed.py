@@ -1,4 +1,4 @@
-"""Packed float32 weights give the plain ones' results, and the switch decides which are used."""
+"""Compiled and packed weights give the plain ones' results; the switch decides which are used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from helpers import build_model, build_runner, random_prompts, with_random_adapter
-from marslm.models import packed
+from marslm.models import compiled_product, packed
+from marslm.models.compiled_product import Product
 from marslm.models.tiny import ARCHITECTURES
 from marslm.runtime.decoder import Decoder
 from marslm.runtime.window import Window
@@ -17,9 +18,19 @@ needs_packing = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(params=[True, False], ids=["compiled", "packed"])
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether products are compiled ones, or oneDNN's as on a machine without a compiler."""
+    if not request.param:
+        monkeypatch.setattr(compiled_product, "can_run", lambda weight: False)
+    elif not compiled_product.can_run(torch.zeros(16, 16)):
+        pytest.skip("no C compiler, or a CPU without AVX2")
+    return bool(request.param)
+
+
 @needs_packing
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_packed_logits_equal_plain_ones(architecture: str) -> None:
+def test_packed_logits_equal_plain_ones(architecture: str, compiled: bool) -> None:
     model = with_random_adapter(build_model(architecture, dtype=torch.float32))
     mask = model.mask_token_id
     results = []
@@ -58,7 +69,7 @@ def test_a_packed_linear_serves_any_number_of_rows(rows: int, biased: bool) -> N
     ],
 )
 def test_the_switch_and_the_dtype_decide(
-    pack: bool, dtype: torch.dtype, packs: bool, monkeypatch: pytest.MonkeyPatch
+    pack: bool, dtype: torch.dtype, packs: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packings = []
     real = torch.ops.mkldnn._reorder_linear_weight
@@ -68,8 +79,9 @@ def test_the_switch_and_the_dtype_decide(
         return real(*arguments)
 
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", spy)
-    Decoder(build_model("qwen2", dtype=dtype), max_length=8, pack=pack)
-    assert bool(packings) == packs
+    decoder = Decoder(build_model("qwen2", dtype=dtype), max_length=8, pack=pack)
+    assert bool(packings) == (packs and not compiled)
+    assert isinstance(decoder._head, Product) == (packs and compiled)
 
 
 def test_bfloat16_decodes() -> None:

@@ -13,13 +13,14 @@ from helpers import build_model, build_runner, letters, random_prompts, solo, wi
 from marslm.engine.api import answer_of
 from marslm.engine.engine import Engine
 from marslm.models.loading import MarsModel, load
+from marslm.models.quantize import usable
 from marslm.models.tiny import ARCHITECTURES
 from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.window import Window
 from marslm.runtime.work import Work
 
-QUANTIZE = ("bf16", "int8")
+QUANTIZE = [kind for kind in usable() if kind != "none"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,8 @@ def test_clean_rows_are_bit_identical_with_a_mask_only_adapter(quantize: str) ->
     assert not torch.allclose(before[9:, :256], after[9:, :256])
 
 
-@pytest.mark.parametrize(("quantize", "temperature"), [("int8", 0.0), ("int8", 0.9), ("bf16", 0.0)])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("quantize", QUANTIZE)
 @pytest.mark.parametrize("strategy", ["lossless-chain", "lossless-tree", "lossless"])
 def test_lossless_writes_what_ar_writes_with_the_same_weights(
     fitted: MarsModel, strategy: str, temperature: float, quantize: str
