@@ -90,6 +90,29 @@ def test_a_request_that_still_runs_lends_its_beginning(fitted_model: MarsModel) 
         assert answer_of(request).ids == cold.ids
 
 
+def test_requests_that_come_together_compute_a_shared_beginning_once(
+    fitted_model: MarsModel,
+) -> None:
+    """They wait for the first one while others go on; nobody waits for a short beginning."""
+    engine = Engine(fitted_model, slots=5, pack=False, token_budget=40)
+    rows = count_rows(engine)
+    generator = random.Random(4)
+    system, params = letters(60, generator), SamplingParams(strategy="ar", max_new_tokens=1)
+    prompts = [[*system, *letters(count, generator)] for count in (3, 5, 2, 4)]
+    prompts.insert(1, letters(30, generator))
+    requests = [engine.add(prompt, params) for prompt in prompts]
+    for _ in engine.run():
+        pass
+    assert sum(rows) == 60 + 3 + 5 + 2 + 4 + 30
+    for request, prompt in zip(requests, prompts, strict=True):
+        assert answer_of(request).ids == solo(fitted_model, prompt, params).ids
+    rows.clear()
+    for rest in (5, 6):
+        engine.add([1, 2, 3, *[rest] * 9], params)
+    engine.step()
+    assert rows == [24]
+
+
 def held(tokens: list[int], cached: int, slot: int | None = None) -> Sequence:
     sequence = make_sequence(tokens)
     sequence.advance(cached)

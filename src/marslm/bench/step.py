@@ -75,6 +75,10 @@ def _wrap(engine: Engine, strategy_name: str) -> _Clocks:
     decoder = runner.decoder
     decoder.hidden = clocks.wrap("forward", decoder.hidden)  # type: ignore[method-assign]
     decoder.logits = clocks.wrap("forward", decoder.logits)  # type: ignore[method-assign]
+    if (compiled := runner.compiled) is not None:
+        compiled.run_layers = clocks.wrap(  # type: ignore[method-assign]
+            "forward", compiled.run_layers
+        )
     together = runner.forward_with_hidden
     runner.forward_with_hidden = clocks.wrap("runner", together)  # type: ignore[method-assign]
     return clocks

@@ -15,7 +15,7 @@ from marslm.runtime.sequence import Sequence
 
 
 class Prefixes:
-    """The texts that the cells of free slots hold."""
+    """The texts that the cells of slots hold until a request writes to them."""
 
     def __init__(self) -> None:
         """Know of none."""
@@ -37,13 +37,14 @@ class Prefixes:
         texts = dict(self._texts)
         for sequence in running:
             assert sequence.slot is not None
-            texts[sequence.slot] = sequence.tokens[: sequence.num_cached]
-        shared = {slot: _shared(prompt[:-1], text) for slot, text in texts.items()}
-        slot = max(shared, key=lambda each: shared[each], default=0)
-        return slot, shared.get(slot, 0)
+            if sequence.num_cached:
+                texts[sequence.slot] = sequence.tokens[: sequence.num_cached]
+        found = {slot: shared(prompt[:-1], text) for slot, text in texts.items()}
+        slot = max(found, key=lambda each: found[each], default=0)
+        return slot, found.get(slot, 0)
 
 
-def _shared(first: ListOf[int], second: ListOf[int]) -> int:
+def shared(first: ListOf[int], second: ListOf[int]) -> int:
     """Return how many leading tokens two texts have in common."""
     pairs = zip(first, second, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

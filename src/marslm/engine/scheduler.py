@@ -1,14 +1,16 @@
 """Who takes part in the next step, and with how many tokens.
 
-First come, first served: a waiting request is admitted when a slot is free, and never overtaken.
-Knows nothing about logits or strategies.
+First come, first served: a waiting request is admitted when a slot is free, and never overtaken. A
+request whose prompt begins as another's that is being read waits for that beginning. Knows nothing
+about logits or strategies.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence as ListOf
 
-from marslm.engine.prefixes import Prefixes
+from marslm.engine.prefixes import Prefixes, shared
 from marslm.runtime.cache import SlotCache
 from marslm.runtime.sequence import Sequence
 
@@ -35,23 +37,41 @@ class Scheduler:
         share what is left of the budget, oldest first.
         """
         while self.waiting and self._cache.free_slots:
-            self._admit(self.waiting.popleft())
-        budget, chunks = self._token_budget, []
+            sequence = self.waiting.popleft()
+            sequence.slot = self._cache.take_slot()
+            self.running.append(sequence)
+        budget = self._token_budget
+        chunks: list[tuple[Sequence, list[int]]] = []
         for sequence in sorted(self.running, key=_pending_prompt):
-            chunk = sequence.pending[: max(0, budget)]
-            if chunk:
+            if budget <= 0:
+                break
+            if sequence.num_cached or self._begin(sequence, chunks):
+                chunk = sequence.pending[:budget]
                 chunks.append((sequence, chunk))
                 budget -= len(chunk)
         return chunks
 
-    def _admit(self, sequence: Sequence) -> None:
-        """Give a request the lowest free slot, with what the cache has of its prompt."""
+    def _begin(self, sequence: Sequence, chunks: ListOf[tuple[Sequence, list[int]]]) -> bool:
+        """Give a request what the cache has of its prompt.
+
+        False if it should wait a step: when others of this step, `chunks`, are about to compute
+        more than half of what it lacks.
+        """
         source, tokens = self._prefixes.longest(sequence.tokens, self.running)
-        sequence.slot = self._cache.take_slot()
+        coming = max(
+            (
+                shared(sequence.tokens[:-1], other.tokens[: other.num_cached + len(chunk)])
+                for other, chunk in chunks
+            ),
+            default=0,
+        )
+        if 2 * (coming - tokens) > len(sequence.tokens) - tokens:
+            return False
+        assert sequence.slot is not None
         self._prefixes.take(sequence.slot)
         self._cache.copy(source, sequence.slot, tokens)
         sequence.advance(tokens)
-        self.running.append(sequence)
+        return True
 
     def retire(self, sequence: Sequence) -> None:
         """Take a request out, wherever it is, and free its slot."""

@@ -56,13 +56,16 @@ class CompiledStep:
         masks = mask_rows(works, self._mask_token_id) if decoder.changes_masks else []
         index = as_index(masks, decoder.device) if masks else None
         x = decoder.embed(torch.tensor([token for work in works for token in work.tokens]), index)
-        step = step_of(works, x, masks)
-        if len(x) <= MOST_ROWS:
-            self._room.lend(step)
-            self._library.marslm_step(byref(self._model), byref(step), torch.get_num_threads())
-        else:
-            self._run_many(step, x, index)
+        self.run_layers(step_of(works, x, masks), x, index)
         return decoder.final_norm(x[as_index(output_rows(works), decoder.device)])
+
+    def run_layers(self, step: CStep, x: Tensor, masks: RowIndex | None) -> None:
+        """Take x [rows, hidden] through all layers, in place; masks: rows that get the update."""
+        if len(x) > MOST_ROWS:
+            self._run_many(step, x, masks)
+            return
+        self._room.lend(step)
+        self._library.marslm_step(byref(self._model), byref(step), torch.get_num_threads())
 
     def _run_many(self, step: CStep, x: Tensor, masks: RowIndex | None) -> None:
         """Leave the products to the layers themselves."""
