@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import httpx2
 
@@ -37,6 +38,17 @@ class ServerProcess:
             for line in lines
             if line.startswith((f"marslm:{name}{{", f"marslm:{name} "))
         )
+
+    def speed(self) -> dict[str, Any]:
+        """Return where the knob stands."""
+        found: dict[str, Any] = httpx2.get(f"{self.url}/v1/speed", timeout=30).json()
+        return found
+
+    def turn(self, strategy: str) -> None:
+        """Turn the knob to a strategy."""
+        answer = httpx2.put(f"{self.url}/v1/speed", json={"strategy": strategy}, timeout=30)
+        if answer.is_error:
+            raise InputError(f"the server refused to turn its knob: {answer.text.strip()}")
 
     @property
     def resident_mib(self) -> float:

@@ -16,6 +16,8 @@ EXAMPLES = """
 
 marslm bench serve --strategies ar,mars,lossless --streams 1,4,16 --json serve.json
 
+marslm bench serve --strategies lossless-chain --slo tpot=40ms --streams 1,8,1
+
 marslm bench soak --model tiny --minutes 30 --requests 2000
 """
 
@@ -29,6 +31,9 @@ _COLUMNS = (
     "inter_token_p50",
     "inter_token_p95",
     "inter_token_p99",
+    "tau",
+    "block",
+    "moves",
 )
 
 
@@ -53,13 +58,18 @@ def serve(
     prompts: Annotated[int, typer.Option(help="How many prompts, asked in turn.")] = 24,
     tau: options.Tau = 0.7,
     max_new_tokens: options.MaxNewTokens = 64,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve with this --slo and leave tau and B to the knob, from its slowest setting."
+        ),
+    ] = None,
     seed: options.Seed = 0,
     json: options.Json = None,
 ) -> None:
     """Measure a server: throughput, time to first token and between tokens, by load."""
-    import asyncio
-
-    from marslm.bench.serve import Load, measure
+    from marslm.bench.serve import Load
+    from marslm.bench.serve_runs import Questions, run
     from marslm.bench.server import serving
     from marslm.cli.progress import bar
     from marslm.cli.render import print_rows
@@ -71,28 +81,32 @@ def serve(
     names, counts = options.names(strategies), options.counts("--streams", streams)
     for name in names:
         check_strategy(name)
-    asked = [
+    chats = [
         [turn_of(message) for message in prompt.messages]
         for prompt in read_prompts(data, count=prompts, data_folder=None)
     ]
-    fixed = {"max_tokens": max_new_tokens, "temperature": 0}
+    questions = Questions(chats, max_new_tokens, follows_knob=slo is not None)
+    policy = [] if slo is None else ["--slo", slo]
     rows: list[Row] = []
     with (
-        serving(_arguments(model, adapter, quantize, slots=max(counts))) as server,
+        serving([*_arguments(model, adapter, quantize, slots=max(counts)), *policy]) as server,
         bar("serving", len(names) * requests * sum(counts)) as done,
     ):
         for count in counts:
             for name in names:
-                decoding = {"strategy": name, "tau": tau if name == "mars" else None}
-                bodies = [
-                    {**fixed, "model": server.model, "messages": each, "marslm": decoding}
-                    for each in asked
-                ]
                 before = sum(int(row["requests"] or 0) for row in rows)
                 load = Load(count, rate * count, requests * count)
-                run = measure(server.url, bodies, load, seed, lambda n, b=before: done(b + n))  # type: ignore[misc]
-                given: Row = {"model": model, "quantize": quantize, "rate": load.rate}
-                rows.append({**decoding, **asyncio.run(run), **given})
+                row = run(
+                    server,
+                    questions,
+                    name,
+                    tau if name == "mars" else None,
+                    load,
+                    seed,
+                    lambda n, b=before: done(b + n),  # type: ignore[misc]
+                )
+                given: Row = {"model": model, "quantize": quantize, "rate": load.rate, "slo": slo}
+                rows.append({**row, **given})
     print_rows(rows, _COLUMNS)
     if json is not None:
         write_report(json, rows)
