@@ -39,14 +39,14 @@ def test_a_load_policy_is_measured(cli: Cli, tmp_path: Path) -> None:
     """A target that nothing can meet: the window ends below the trained one."""
     prompts, report = tmp_path / "prompts.jsonl", tmp_path / "serve.json"
     prompts.write_text('{"prompt": "3 + 4 = ?"}\n')
-    options = ["--strategies", "lossless-chain", "--streams", "2", "--rate", "1.5"]
-    options += ["--requests", "3", "--prompts", "1", "-n", "24", "--slo", "tpot=0.001ms"]
+    options = ["--strategies", "lossless-chain", "--streams", "2", "--rate", "5"]
+    options += ["--requests", "15", "--prompts", "1", "-n", "24", "--slo", "tpot=0.001ms"]
     result = cli(
         "bench", "serve", "-m", "tiny", "--data", str(prompts), *options, "--json", str(report)
     )
     assert result.code == 0, result.err
     (row,) = rows_of(report)
-    assert (row["strategy"], row["requests"], row["slo"]) == ("lossless-chain", 6, "tpot=0.001ms")
+    assert (row["strategy"], row["requests"], row["slo"]) == ("lossless-chain", 30, "tpot=0.001ms")
     assert row["moves"] >= 1
     assert row["block"] < 8
 
