@@ -64,4 +64,4 @@ def test_judged_guesses_are_gone() -> None:
     drafts = Drafts(DraftOdds())
     drafts.take([5, 6], MATCH[:2])
     drafts.judge([5])
-    assert (list(drafts.tokens), drafts.chances) == ([], [])
+    assert (list(drafts.tokens), list(drafts.chances)) == ([], [])

@@ -46,13 +46,16 @@ class StepCosts:
     def seconds(self, rows: int, masks: bool) -> float:
         """Return the estimate for a step; without any measurement only ratios mean something."""
         with_masks, without = self._curves[True], self._curves[False]
-        cost = with_masks.at(rows)
-        if not masks:
+        if masks:
+            cost = (with_masks if with_masks.measured else without).at(rows)
+        elif not without.measured:
+            cost = _WITHOUT_MASKS * with_masks.at(rows)
+        elif with_masks.measured_up_to(rows):
             # One stray sample cannot make rows without masks look dearer than rows with them.
-            cost = min(without.at(rows), cost * (1 if without.hopes else _WITHOUT_MASKS))
-        elif not with_masks.hopes:
+            cost = min(without.at(rows), with_masks.at(rows))
+        else:
             cost = without.at(rows)
-        if not (with_masks.hopes or without.hopes):
+        if not (with_masks.measured or without.measured):
             cost = 1 + _UP * (rows - 1)
         return cost * math.exp(self._pace)
 
@@ -73,41 +76,66 @@ class _Curve:
     def __init__(self) -> None:
         self._samples: dict[int, deque[float]] = {}
         self.medians: dict[int, float] = {}
-        self._hopes: dict[int, float] = {}
-        self.hopes: dict[int, float] = {}
         self._knots: list[int] = []
+        self._costs: dict[int, float] = {}  # at the knots; empty when samples have come since
+
+    @property
+    def measured(self) -> bool:
+        """Whether there is a sample."""
+        return bool(self._samples)
+
+    def measured_up_to(self, rows: int) -> bool:
+        """Whether there is a sample of so many rows or fewer."""
+        return any(knot <= rows for knot in self._samples)
 
     def add(self, knot: int, seconds: float) -> None:
+        """Take in a sample."""
         samples = self._samples.setdefault(knot, deque(maxlen=_REMEMBERED))
         samples.append(seconds)
         self.medians[knot] = median(samples)
+        self._costs = {}
+
+    def _settle(self) -> None:
+        """Read the costs at the knots off the samples, so that no fewer rows cost more.
+
+        Where they seem to, what was measured more often is believed; if none was, the cheaper.
+        """
+        self._knots = sorted(self._samples)
+        counts = [len(self._samples[knot]) for knot in self._knots]
         # The first steps of a new shape are often slow, and what looks slow is not tried again.
-        hope = self.medians[knot] * (1 - _HOPE / len(samples))
-        self._hopes[knot] = hope
-        # Nor do fewer rows ever cost more.
-        self.hopes = {}
+        hopes = [
+            self.medians[knot] * (1 - _HOPE / count)
+            for knot, count in zip(self._knots, counts, strict=True)
+        ]
         lowest = math.inf
-        self._knots = sorted(self._hopes)
-        for each in reversed(self._knots):
-            lowest = self.hopes[each] = min(lowest, self._hopes[each])
+        for place in reversed(range(len(hopes))):
+            surer = [
+                hope
+                for hope, count in zip(hopes[:place], counts, strict=False)
+                if count > counts[place]
+            ]
+            lowest = min(lowest, max([hopes[place], *surer]))
+            self._costs[self._knots[place]] = lowest
 
     def at(self, rows: int) -> float:
         """Return the cost between measured row counts, or a hopeful guess beyond them."""
-        knots = self._knots
-        if not knots:
+        if not self._samples:
             return math.inf
+        if not self._costs:
+            self._settle()
+        knots, costs = self._knots, self._costs
         place = bisect_left(knots, rows)
         if place == len(knots):
             last = knots[-1]
-            return self.hopes[last] * (1 + _UP * (rows - 1)) / (1 + _UP * (last - 1))
+            return costs[last] * (1 + _UP * (rows - 1)) / (1 + _UP * (last - 1))
         above = knots[place]
         if above == rows:
-            return self.hopes[rows]
+            return costs[rows]
         if place == 0:
-            return self.hopes[above] * (1 + _DOWN * (rows - 1)) / (1 + _DOWN * (above - 1))
+            return costs[above] * (1 + _DOWN * (rows - 1)) / (1 + _DOWN * (above - 1))
         below = knots[place - 1]
         share = (rows - below) / (above - below)
-        return self.hopes[below] + share * (self.hopes[above] - self.hopes[below])
+        return costs[below] + share * (costs[above] - costs[below])
 
 
 def _nearest(rows: int) -> int:

@@ -23,22 +23,23 @@ class Drafts:
     def clear(self) -> None:
         """Forget the guesses, not what became of earlier ones."""
         self.tokens: ListOf[int] = ()
-        self.chances: list[float] = []
+        self.chances: ListOf[float] = ()
         self._origins: ListOf[Origin] = ()
-        self._single: list[float] = []
+        self._single: ListOf[float] = ()
 
     def take(self, tokens: ListOf[int], origins: ListOf[Origin], floor: float = 0.0) -> None:
         """Hold new guesses, which end with the first whose chance is not above `floor`."""
-        factor, odds, reach = self._factor.value, self._odds, 1.0
-        self._origins, self._single, self.chances = origins, [], []
+        factor, chance_of, reach = self._factor.value, self._odds.chance, 1.0
+        single, chances = [], []
         for kind, expected in origins:
-            chance = min(1.0, factor * odds.chance(kind, expected))
+            chance = min(1.0, factor * chance_of(kind, expected))
             reach *= chance
-            self._single.append(chance)
-            self.chances.append(reach)
+            single.append(chance)
+            chances.append(reach)
             if reach <= floor:
                 break
-        self.tokens = tokens[: len(self.chances)]
+        self.tokens, self._origins = tokens[: len(chances)], origins
+        self._single, self.chances = single, chances
 
     @property
     def confidences(self) -> list[float]:
@@ -52,11 +53,12 @@ class Drafts:
 
     def judge(self, written: ListOf[int]) -> None:
         """Compare the guesses with what was written, up to the first wrong one; forget them."""
+        if not self.tokens:
+            return
         judged = zip(self.tokens, written, self._origins, self._single, strict=False)
         for guess, token, (kind, _), chance in judged:
             self._odds.observe(kind, guess == token)
             self._factor.observe(chance, guess == token)
             if guess != token:
                 break
-        if self.tokens:
-            self.clear()
+        self.clear()

@@ -118,7 +118,7 @@ class Lossless(Strategy):
 
     def _choose_source(self, sequence: Sequence, state: Drafting, limit: int, floor: float) -> None:
         """Look for up to `limit` drafts in the text; feed those that promise more than masks'."""
-        if self.looks_up:
+        if self.looks_up and floor < 1:  # at 1 not even what is sure would pay
             match = state.index.find(sequence.tokens, limit)
             origins = from_text(match.length, len(match.tokens))
             state.found.take(match.tokens, origins, floor)

@@ -7,7 +7,7 @@ the text is. Knows nothing about models or windows.
 from __future__ import annotations
 
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass
+from typing import NamedTuple
 
 LONGEST_KEY = 3
 """Tokens that are looked up; if they are new, fewer are."""
@@ -16,8 +16,7 @@ LONGEST_MATCH = 8
 """How far back a match is followed, to tell long ones from short ones."""
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """What followed the last tokens before. length: how many of them are the same there."""
 
     tokens: ListOf[int] = ()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from marslm.runtime.costs import StepCosts
 from marslm.runtime.window import Window
@@ -80,8 +80,7 @@ NOTHING = Shape(0, (0,))
 _EMPTY = Window()
 
 
-@dataclass(frozen=True)
-class Outlook:
+class Outlook(NamedTuple):
     """What one request may expect.
 
     chances: for each draft at hand, that it and those before it are kept. masks: the longest run.
@@ -92,8 +91,7 @@ class Outlook:
     masks: int
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A shape and the tokens it is expected to bring beyond one: now, and by its masks later."""
 
     shape: Shape
