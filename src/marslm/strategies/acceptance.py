@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence as ListOf
 from typing import TypeAlias
 
-PRICES = (0.01, 0.02, 0.035, 0.05, 0.07, 0.1, 0.14, 0.2, 0.3, 0.45, 1.0)
+PRICES = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 1.0)
 """What a row may cost, in tokens: a row that brings less than its price is not worth feeding. At
 1.0 none is."""
 

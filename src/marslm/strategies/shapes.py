@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, NamedTuple, TypeAlias
 
 from marslm.runtime.costs import StepCosts
@@ -216,24 +217,26 @@ def best_shape(outlook: Outlook, price: int, later_price: int, form: Form) -> Ch
     price, later_price: indices into `PRICES`, of a row now and of the rows of drafts to come.
     """
     values = outlook.value.at(later_price, outlook.masks)
+    totals = [0.0, *accumulate(values)]
     row, least = PRICES[price], min(1, len(values)) if form == "tree" else 0
-    best, best_profit = Choice(NOTHING, 0.0, 0.0), float("-inf")
-    reach, now, later = 1.0, 0.0, 0.0  # chance that all drafts so far are kept; what they bring
+    reach, now, later, rows = 1.0, 0.0, 0.0, 0  # if the drafts so far are fed; reach: all are kept
     runs: list[int] = []  # masks after the outcomes in which one of them is not
-    for drafts in range(len(outlook.chances) + 1):
+    best, best_profit = (0, 0, 0.0, 0.0), float("-inf")
+    for drafts, chance in enumerate([*outlook.chances, 0.0]):
         last = _masks(reach, values, row, least)
-        if_last = later + reach * sum(values[:last])
-        profit = now + if_last - row * (drafts + sum(runs) + last)
+        brought = later + reach * totals[last]
+        profit = now + brought - row * (rows + last)
         if profit > best_profit:
-            best, best_profit = Choice(Shape(drafts, (*runs, last)), now, if_last), profit
-        if drafts == len(outlook.chances) or outlook.chances[drafts] <= row:
+            best, best_profit = (drafts, last, now, brought), profit
+        if chance <= row:
             break
-        missed = reach - outlook.chances[drafts]
-        runs.append(_masks(missed, values, row, least))
-        later += missed * sum(values[: runs[-1]])
-        reach = outlook.chances[drafts]
-        now += reach
-    return best
+        runs.append(_masks(reach - chance, values, row, least))
+        later += (reach - chance) * totals[runs[-1]]
+        rows += 1 + runs[-1]
+        reach = chance
+        now += chance
+    drafts, last, now, brought = best
+    return Choice(Shape(drafts, (*runs[:drafts], last)), now, brought)
 
 
 def _masks(chance: float, values: ListOf[float], price: float, least: int) -> int:
