@@ -55,6 +55,17 @@ def test_a_slow_first_step_is_outweighed_by_larger_ones() -> None:
     assert costs.seconds(1, False) <= 30
 
 
+def test_hope_for_more_rows_does_not_lower_what_is_well_known() -> None:
+    """Windows would look dearer than they are, next to a step that looks cheaper than it is."""
+    costs = StepCosts()
+    for _ in range(15):
+        costs.observe(1, False, cost(1))
+    costs.observe(3, False, cost(3))
+    costs.observe(5, True, cost(5))
+    assert costs.seconds(1, False) == pytest.approx(cost(1), rel=0.02)
+    assert costs.seconds(3, False) >= costs.seconds(1, False)
+
+
 def test_when_the_machine_slows_down_ratios_stay() -> None:
     """Only one row count goes on being measured, three times as slow."""
     costs = measured(1, 8)
