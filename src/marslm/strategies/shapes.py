@@ -186,7 +186,7 @@ class Planner:
         plain = self._costs.seconds(requests, masks=False)
         gain = 1 + sum(choice.now for choice in best) / requests
         self._note_gain(gain * plain / (plain + best_added))
-        if any(outlook.chances for outlook in outlooks):
+        if any(choice.shape.drafts for choice in best):
             self._price_of_drafts += _PATIENCE * (best_price - self._price_of_drafts)
         return best
 
