@@ -111,3 +111,10 @@ def test_a_deepspeed_file_is_read_for_the_same(
         check_launch("full")
     file.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     check_launch("mask-only")
+    for broken in ("{", "[]", '{"zero_optimization": {"stage": "auto"}}'):
+        file.write_text(broken)
+        with pytest.raises(InputError, match=r"ds.json cannot be read"):
+            check_launch("full")
+    file.unlink()
+    with pytest.raises(InputError, match=r"ds.json cannot be read"):
+        check_launch("full")

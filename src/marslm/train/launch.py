@@ -52,8 +52,14 @@ def _zero_stage() -> int:
     file = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if file == "none":
         return int(os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2"))
-    settings: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
-    return int(settings.get("zero_optimization", {}).get("stage", 0))
+    try:
+        settings: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+        return int(settings.get("zero_optimization", {}).get("stage", 0))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"DeepSpeed's configuration {file} cannot be read ({error}): give a JSON file, as "
+            "deepspeed_config_file in accelerate's deepspeed_config"
+        ) from error
 
 
 def _is_set(name: str) -> bool:
