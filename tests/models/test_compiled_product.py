@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from marslm.models import compiled, compiled_product
-from marslm.models.compiled_product import Levels, Product, Update, whole_blocks
+from marslm.models.compiled_product import Levels, Product, Update
 from marslm.models.packed import make_linear
 from marslm.models.quantize import Int8Update, _narrow
 
@@ -105,35 +105,52 @@ def test_a_cpu_without_tiles_gives_the_same_bits(
 
 
 @needs_kernel
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("narrow", [False, True])
-@pytest.mark.parametrize(("inputs", "rank", "outputs"), [(32, 16, 48), (576, 96, 960)])
-def test_an_update_of_mask_rows_is_two_products(
-    inputs: int, rank: int, outputs: int, narrow: bool
+@pytest.mark.parametrize(
+    ("inputs", "rank", "edges", "outputs"),
+    [(32, 16, [0], 48), (576, 32, [0, 576, 768], 960), (64, 16, [0, 16, 32, 48], 64)],
+)
+def test_an_update_is_two_products_for_each_part(
+    inputs: int, rank: int, edges: list[int], outputs: int, narrow: bool, threads: int
 ) -> None:
     generator = torch.Generator().manual_seed(rank)
     down, up, x, y = (
         torch.randn(shape, generator=generator)
-        for shape in ((rank, inputs), (outputs, rank), (70, inputs), (70, outputs))
+        for shape in (
+            (rank * len(edges), inputs),
+            (outputs, rank),
+            (150, inputs),
+            (150, outputs),
+        )
     )
-    kernel = Int8Update(down, up) if narrow else Update(down, up)
+    kernel = Int8Update(down, up, edges) if narrow else Update(down, up, edges)
     kind = "int8" if narrow else "none"
-    first, second = (make_linear(each, None, pack=True, quantize=kind) for each in (down, up))
-    for count in (1, 4, 9, 16, 17, 64, 70):
+    low = make_linear(down, None, pack=True, quantize=kind)
+    parts = [slice(*each) for each in zip(edges, [*edges[1:], outputs], strict=True)]
+    highs = [make_linear(up[part], None, pack=True, quantize=kind) for part in parts]
+    torch.set_num_threads(threads)
+    for count in (1, 4, 9, 16, 17, 64, 70, 150):
         found = y[:count].clone()
         kernel(found, x[:count])
-        assert torch.equal(found, y[:count] + second(first(x[:count])))
-        exact = (x[:count].double() @ down.double().t()) @ up.double().t()
+        ranks = low(x[:count]).split(rank, dim=1)
+        expected = torch.cat([high(each) for high, each in zip(highs, ranks, strict=True)], dim=1)
+        assert torch.equal(found, y[:count] + expected)
+        exact = torch.cat(
+            [
+                x[:count].double() @ each.double().t() @ up[part].double().t()
+                for each, part in zip(down.split(rank), parts, strict=True)
+            ],
+            dim=1,
+        )
         added = (found - y[:count]).double()
         assert (added - exact).norm() < (0.03 if narrow else 1e-5) * exact.norm()
 
 
-def test_a_rank_is_filled_up_to_whole_blocks() -> None:
-    generator = torch.Generator().manual_seed(0)
-    down, up = (torch.randn(shape, generator=generator) for shape in ((12, 32), (48, 12)))
-    wider_down, wider_up = whole_blocks(down, up)
-    assert (len(wider_down), wider_up.shape) == (16, (48, 16))
-    torch.testing.assert_close(wider_up @ wider_down, up @ down)
-    assert all(map(torch.equal, whole_blocks(wider_down, wider_up), (wider_down, wider_up)))
+def test_parts_begin_at_whole_blocks() -> None:
+    down, up = torch.zeros(32, 32), torch.zeros(64, 16)
+    assert not compiled_product.can_update(down, up, [0, 24])
+    assert not compiled_product.can_update(down, up, [0, 16, 32, 48, 56])
 
 
 def test_odd_shapes_are_left_to_onednn() -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from ctypes import c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from marslm.models.compiled import load_library
@@ -34,6 +34,9 @@ _PAGES = HugePages()
 BLOCK = 16
 """Sizes of matrices are multiples of this."""
 
+MOST_PARTS = 4
+"""Matrices that may be fused where they have updates."""
+
 
 class Matrix(ctypes.Structure):
     """The C structure of the same name: where a packed weight lies."""
@@ -41,6 +44,16 @@ class Matrix(ctypes.Structure):
     _fields_: ClassVar = [
         *((name, c_void_p) for name in ("weights", "steps", "bias")),
         *((name, c_int64) for name in ("inputs", "outputs")),
+    ]
+
+
+class LowRankUpdate(ctypes.Structure):
+    """The C structure `Update`: where an update's matrices lie, and which outputs read what."""
+
+    _fields_: ClassVar = [
+        *((name, Matrix) for name in ("down", "up")),
+        ("parts", c_int64),
+        ("edges", c_int64 * MOST_PARTS),
     ]
 
 
@@ -55,10 +68,10 @@ def can_run(weight: Tensor) -> bool:
     return not any(size % BLOCK for size in weight.shape) and _library() is not None
 
 
-def whole_blocks(down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """Return down [rank, in] and up [out, rank] with the rank filled up with zeros."""
-    missing = -len(down) % BLOCK
-    return F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, missing))
+def can_update(down: Tensor, up: Tensor, edges: Sequence[int]) -> bool:
+    """Return whether the kernels take an update with these parts."""
+    in_blocks = len(edges) <= MOST_PARTS and not any(edge % BLOCK for edge in edges)
+    return in_blocks and can_run(down) and can_run(up)
 
 
 @dataclass(frozen=True)
@@ -106,10 +119,14 @@ def _in_blocks(weight: Tensor, depth: int) -> Tensor:
 class Scratch:
     """Room for prepared rows. `rows` says where it lies."""
 
-    def __init__(self, inputs: int) -> None:
-        """Take room for MOST_ROWS rows of `inputs`, as floats or as narrower levels."""
-        values = torch.empty(MOST_ROWS * inputs)
-        self._kept = (values, torch.empty(MOST_ROWS), torch.empty(MOST_ROWS, dtype=torch.int32))
+    def __init__(self, inputs: int, parts: int = 1) -> None:
+        """Take room for MOST_ROWS rows of `inputs`, as floats or as narrower levels.
+
+        parts: pieces of a row that have steps of their own.
+        """
+        rows = MOST_ROWS * parts
+        values, steps = torch.empty(MOST_ROWS * inputs), torch.empty(rows)
+        self._kept = (values, steps, torch.empty(rows, dtype=torch.int32))
         self.rows = Rows(*(each.data_ptr() for each in self._kept))
 
 
@@ -134,22 +151,28 @@ class Product:
 
 
 class Update:
-    """y [rows, out] += (x @ down.T) @ up.T in place, for x [rows, in]."""
+    """y [rows, out] += the low-rank update of x [rows, in], in place.
 
-    def __init__(self, down: Weight, up: Weight) -> None:
-        """Pack both matrices."""
+    down: [parts * rank, in]. up: [out, rank]; its outputs from edges[p] on, up to the next edge,
+    read the p-th `rank` columns of x @ down.T.
+    """
+
+    def __init__(self, down: Weight, up: Weight, edges: Sequence[int]) -> None:
+        """Pack both matrices; at most MOST_PARTS edges, multiples of BLOCK, the first one 0."""
         self._run = _loaded().marslm_update
-        self.down, self.up = Packed(down), Packed(up)
-        self._scratch = Scratch(max(self.down.inputs, self.up.inputs))
-        structures = (self.down.matrix, self.up.matrix, self._scratch.rows)
-        self._places = [ctypes.byref(each) for each in structures]
+        self._down, self._up = Packed(down), Packed(up)
+        self.ranks = self._down.outputs
+        self.structure = LowRankUpdate(self._down.matrix, self._up.matrix, len(edges))
+        self.structure.edges[: len(edges)] = edges
+        self._scratch = Scratch(max(self._down.inputs, self.ranks), parts=len(edges))
+        self._places = ctypes.byref(self.structure), ctypes.byref(self._scratch.rows)
 
     def __call__(self, y: Tensor, x: Tensor) -> None:
         """Add to y; both are contiguous."""
-        down, up, scratch = self._places
-        low = x.new_empty(len(x), self.up.inputs)
+        update, scratch = self._places
+        low = x.new_empty(len(x), self.ranks)
         threads = torch.get_num_threads()
-        places = (x.data_ptr(), down, up, y.data_ptr(), low.data_ptr(), scratch)
+        places = (x.data_ptr(), update, y.data_ptr(), low.data_ptr(), scratch)
         self._run(*places, len(x), threads)
 
 
@@ -177,5 +200,5 @@ def _library() -> ctypes.CDLL | None:
     if not (capabilities.get("avx2") and capabilities.get("fma3")):
         return None
     return load_library(
-        _SOURCE, marslm_level_rows=(2, 3), marslm_linear=(4, 2), marslm_update=(6, 2)
+        _SOURCE, marslm_level_rows=(2, 3), marslm_linear=(4, 2), marslm_update=(5, 2)
     )

@@ -37,10 +37,24 @@ void marslm_linear(
     product(x, w, *scratch, rows, (Target){y, 0, 0}, threads);
 }
 
-// y += (x @ down.T) @ up.T. low: room for [rows, rank].
+// y += the update of x. low: room for [rows, parts * rank].
 void marslm_update(
-    const float *x, const Matrix *down, const Matrix *up, float *y, float *low,
-    const Rows *scratch, int rows, int threads) {
-    product(x, down, *scratch, rows, (Target){low, 0, 0}, threads);
-    product(low, up, *scratch, rows, (Target){y, 0, 1}, threads);
+    const float *x, const Update *update, float *y, float *low, const Rows *scratch, int rows,
+    int threads) {
+    const Matrix *up = &update->up;
+    const int64_t ranks = update->parts * up->in;
+    product(x, &update->down, *scratch, rows, (Target){low, 0, 0}, threads);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    for (int first = 0; first < rows; first += PIECE) {
+        const int count = rows - first < PIECE ? rows - first : PIECE;
+        const Target piece = {y + first * up->out, 0, 1};
+#pragma omp for schedule(static)
+        for (int row = 0; row < count; row++)
+            prepare_low(update, low + (first + row) * ranks, *scratch, PIECE, row);
+        open_tiles(up, count);
+#pragma omp for schedule(static)
+        for (int64_t block = 0; block < up->out / BLOCK; block++)
+            update_block(update, *scratch, PIECE, count, block, piece);
+        close_tiles();
+    }
 }

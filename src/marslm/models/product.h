@@ -131,3 +131,36 @@ static void level_block(const Matrix *w, Rows x, int64_t rows, int64_t block, Ta
 static void product_block(const Matrix *w, Rows x, int64_t rows, int64_t block, Target to) {
     (w->steps ? level_block : float_block)(w, x, rows, block, to);
 }
+
+enum { MOST_PARTS = 4 };
+
+// What a low-rank adapter adds to a product of fused matrices. down: [parts * rank, in]; up:
+// [out, rank]. The outputs from edges[p] on read the p-th `rank` columns of x @ down.T.
+typedef struct {
+    Matrix down, up;
+    int64_t parts, edges[MOST_PARTS];
+} Update;
+
+// Room for a part's rows of x @ down.T within room for all of them, each `rows` high.
+static Rows part_of(Rows room, int64_t part, int64_t rank, int64_t rows) {
+    return (Rows){
+        (float *)room.values + part * rank * rows, room.steps + part * rows,
+        room.offsets + part * rows};
+}
+
+// A row of x @ down.T as `up` reads it.
+static inline void prepare_low(
+    const Update *update, const float *low, Rows room, int64_t rows, int64_t row) {
+    const int64_t rank = update->up.in;
+    for (int64_t part = 0; part < update->parts; part++)
+        prepare_row(&update->up, low + part * rank, part_of(room, part, rank, rows), row);
+}
+
+// y += low @ up.T for one block of outputs.
+static inline void update_block(
+    const Update *update, Rows room, int64_t room_rows, int64_t rows, int64_t block, Target to) {
+    int64_t part = update->parts - 1;
+    while (update->edges[part] > block * BLOCK) part--;
+    const Rows low = part_of(room, part, update->up.in, room_rows);
+    product_block(&update->up, low, rows, block, (Target){to.y, to.place, 1});
+}

@@ -10,6 +10,7 @@ and results may differ by a rounding. Knows nothing about what the layers belong
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as ListOf
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from marslm.errors import InputError
 from marslm.models import compiled_product
-from marslm.models.compiled_product import MOST_ROWS, Levels, Product, Update
+from marslm.models.compiled_product import MOST_ROWS, Levels, Product, Update, can_update
 from marslm.models.row_buckets import in_buckets
 
 Quantize: TypeAlias = Literal["none", "bf16", "int8"]
@@ -116,28 +117,43 @@ class Int8Linear:
 
 
 class Int8Update:
-    """(y, x) -> y += (x @ down.T) @ up.T in place.
+    """(y, x) -> y += the low-rank update of x, in place, as `compiled_product.Update`.
 
     few: the compiled update of few rows, None if this machine or the shape has none.
     """
 
-    def __init__(self, down: Tensor, up: Tensor) -> None:
-        """down: [rank, in], up: [out, rank]; of any rank."""
-        down, up = compiled_product.whole_blocks(down, up)
+    def __init__(self, down: Tensor, up: Tensor, edges: ListOf[int]) -> None:
+        """down: [parts * rank, in], up: [out, rank], edges: each part's first output."""
         ends = _narrow(down), _narrow(up)
-        runs = compiled_product.can_run(down) and compiled_product.can_run(up)
-        self.few = Update(*ends) if runs else None
-        takes_all = runs and not _has_vnni()
-        self._many = None if takes_all else [_onednn_product(each, None) for each in ends]
+        runs = can_update(down, up, edges)
+        self.few = Update(*ends, edges) if runs else None
+        self._many = None if runs and not _has_vnni() else _ManyRowsUpdate(*ends, edges)
 
     def __call__(self, y: Tensor, x: Tensor) -> None:
         """Add to y [rows, out] what x [rows, in] gives."""
-        if self._many is None or (self.few is not None and len(x) <= MOST_ROWS):
-            assert self.few is not None
-            self.few(y, x)
-        else:
-            down, up = self._many
-            y += up(down(x))
+        update = self.few if len(x) <= MOST_ROWS and self.few else self._many or self.few
+        assert update is not None
+        update(y, x)
+
+
+class _ManyRowsUpdate:
+    """An update by oneDNN, with a product for each part."""
+
+    def __init__(self, down: Levels, up: Levels, edges: ListOf[int]) -> None:
+        """Pack the matrices."""
+        rank, outputs = up.levels.shape[1], len(up.steps)
+        self._down = _onednn_product(down, None)
+        self._parts = []
+        for index, columns in enumerate(map(slice, edges, [*edges[1:], outputs])):
+            part = Levels(up.levels[columns].contiguous(), up.steps[columns].contiguous())
+            ranks = slice(index * rank, (index + 1) * rank)
+            self._parts.append((columns, ranks, _onednn_product(part, None)))
+
+    def __call__(self, y: Tensor, x: Tensor) -> None:
+        """Add to y."""
+        low = self._down(x)
+        for columns, ranks, up in self._parts:
+            y[:, columns] += up(low[:, ranks])
 
 
 def _narrow(weight: Tensor) -> Levels:

@@ -22,7 +22,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from marslm.models.compiled_product import BLOCK, Matrix, Product, Rows, Update
+from marslm.models.compiled_product import (
+    BLOCK,
+    LowRankUpdate,
+    Matrix,
+    Product,
+    Rows,
+    Update,
+)
 from marslm.models.packed import Linear
 from marslm.models.quantize import Int8Linear, Int8Update
 from marslm.runtime.cache import SlotCache
@@ -35,9 +42,9 @@ TREE_BITS = 8 * sizeof(c_uint64)
 
 
 class CProjection(Structure):
-    """Where a projection's matrices lie; `down` and `up` are empty without an adapter."""
+    """Where a projection's matrices lie; `update` has no parts without an adapter."""
 
-    _fields_: ClassVar = [(name, Matrix) for name in ("base", "down", "up")]
+    _fields_: ClassVar = [("base", Matrix), ("update", LowRankUpdate)]
 
 
 class CLayer(Structure):
@@ -169,7 +176,7 @@ def _projection_of(projection: Projection) -> CProjection:
     if projection.update is not None:
         update = _update_of(projection.update)
         assert update is not None
-        found.down, found.up = update.down.matrix, update.up.matrix
+        found.update = update.structure
     return found
 
 

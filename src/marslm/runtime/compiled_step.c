@@ -19,9 +19,10 @@
 
 enum { SPAN = 128, HEAD_CHUNK = SUMS_KEPT < 8 ? 2 : 4, SPINS = 2000 };
 
-// A linear layer, and what a mask-only adapter adds at rows of masks; down.weights is 0 without one.
+// A linear layer, and what a mask-only adapter adds at rows of masks; no parts without one.
 typedef struct {
-    Matrix base, down, up;
+    Matrix base;
+    Update update;
 } Projection;
 
 // query_norm and key_norm are 0 in models without them. cells: [slots, 2 * kv_heads, cells, dim].
@@ -42,7 +43,7 @@ typedef struct {
 // Rows and where they stand. seen, bits: a row sees the first `seen` cells of its slot, and of those
 // after them cell j if bit j is set. masks: which rows get the adapter's update.
 // x: [rows, hidden], in and out. The rest is room: wide [rows, widest projection], narrow
-// [rows, widest input], low [masks, widest rank].
+// [rows, widest input], low [masks, ranks of the widest update].
 typedef struct {
     const int32_t *slots, *positions, *cells, *seen, *masks;
     const uint64_t *bits;
@@ -287,27 +288,32 @@ static void share_product(const Matrix *w, Rows x, int64_t rows, Target to, Team
 
 // wide at rows of masks += low @ up.T. Each thread prepares all of low for itself, which is little,
 // and adds where it wrote the base's product: so nobody waits.
-static void update(const Matrix *up, const Step *step, Team team) {
-    const int64_t rank = up->in, masks = step->mask_rows;
-    const int64_t room = (masks + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
-    float values[room * rank], steps[masks];
-    int32_t offsets[masks];
-    const Rows low = {values, steps, offsets};
+static void add_update(const Update *update, const Step *step, Team team) {
+    const Matrix *up = &update->up;
+    const int64_t ranks = update->parts * up->in, masks = step->mask_rows;
+    const int64_t rows = (masks + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS;
+    float values[rows * ranks], steps[rows * update->parts];
+    int32_t offsets[rows * update->parts];
+    const Rows room = {values, steps, offsets};
     for (int64_t mask = 0; mask < masks; mask++)
-        prepare_row(up, step->low + mask * rank, low, mask);
-    share_product(up, low, masks, (Target){step->wide, step->masks, 1}, team);
+        prepare_low(update, step->low + mask * ranks, room, rows, mask);
+    open_tiles(up, masks);
+    FOR_SHARE(block, up->out / BLOCK)
+        update_block(update, room, rows, masks, block, (Target){step->wide, step->masks, 1});
 }
 
 // wide = projection of the rows in `inputs`.
 static void project(const Projection *projection, const Step *step, Team team) {
-    const Matrix *down = &projection->down;
-    const int updates = step->mask_rows > 0 && down->weights;
-    if (updates)
-        share_product(down, step->mask_inputs, step->mask_rows, (Target){step->low, 0, 0}, team);
+    const Update *update = &projection->update;
+    const int updates = step->mask_rows > 0 && update->parts;
+    if (updates) {
+        const Target low = {step->low, 0, 0};
+        share_product(&update->down, step->mask_inputs, step->mask_rows, low, team);
+    }
     share_product(&projection->base, step->inputs, step->rows, (Target){step->wide, 0, 0}, team);
     meet(team);
     if (updates) {
-        update(&projection->up, step, team);
+        add_update(update, step, team);
         meet(team);
     }
 }

@@ -103,9 +103,9 @@ class _Room:
             for layer in layers
             for each in (layer.query_key_value, layer.output, layer.gate_up, layer.down)
         ]
-        rank = max(each.up.inputs for each in projections)
+        ranks = max(each.update.down.outputs for each in projections)
         inputs = _widest_input(model)
-        sizes = max(each.base.outputs for each in projections), inputs, rank
+        sizes = max(each.base.outputs for each in projections), inputs, ranks
         self._kept = [torch.empty(MOST_ROWS * size) for size in sizes]
         self._inputs, self._mask_inputs = Scratch(inputs), Scratch(inputs)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from marslm.models.adapter import Adapter, LowRank
-from marslm.models.compiled_product import Product, Update, whole_blocks
+from marslm.models.compiled_product import BLOCK, Product, Update, can_update
 from marslm.models.packed import Linear, make_linear
 from marslm.models.quantize import Int8Linear, Int8Update, Quantize
 
@@ -187,9 +187,9 @@ def _fuse_updates(
     if not any(updates):
         return None
     if isinstance(base, Int8Linear):
-        return Int8Update(*_block_diagonal(linears, updates))
-    if isinstance(base, Product):
-        return Update(*whole_blocks(*_block_diagonal(linears, updates)))
+        return Int8Update(*_stack_updates(linears, updates))
+    if isinstance(base, Product) and can_update(*(stacked := _stack_updates(linears, updates))):
+        return Update(*stacked)
     downs: list[Tensor] = []
     ups: list[tuple[slice, slice, Tensor]] = []
     column = rank = 0
@@ -205,24 +205,31 @@ def _fuse_updates(
     return PlainUpdate(torch.cat(downs).t().contiguous(), ups)
 
 
-def _block_diagonal(
+def _stack_updates(
     linears: list[nn.Module], updates: list[LowRank | None]
-) -> tuple[Tensor, Tensor]:
-    """Return the updates of fused linears as one: down [rank of all, in] and up [out, rank].
+) -> tuple[Tensor, Tensor, list[int]]:
+    """Return the updates of fused linears: down [parts * rank, in], up [out, rank], first outputs.
 
-    Every direction of `down` gets length 1, so that all can share the levels of one row.
+    Zeros fill every rank up to whole blocks of the largest one. Every direction of `down` gets
+    length 1, so that all of a part can share the levels of one row.
     """
-    downs, ups = [], []
+    largest = max(len(each.down) for each in updates if each)
+    rank = -(-largest // BLOCK) * BLOCK
+    downs, ups, edges, edge = [], [], [], 0
     for linear, update in zip(linears, updates, strict=True):
         weight = weight_of(linear)
-        if update is None:
-            ups.append(weight.new_zeros(len(weight), 0))
-            continue
-        down, up = update.down.to(weight), update.up.to(weight)
-        lengths = down.norm(dim=1).clamp(min=_SMALLEST_LENGTH)
-        downs.append(down / lengths[:, None])
-        ups.append(up * lengths)
-    return torch.cat(downs), torch.block_diag(*ups)  # type: ignore[no-untyped-call]
+        outputs, inputs = weight.shape
+        down, up = weight.new_zeros(rank, inputs), weight.new_zeros(outputs, rank)
+        if update is not None:
+            own = update.down.to(weight)
+            lengths = own.norm(dim=1).clamp(min=_SMALLEST_LENGTH)
+            down[: len(own)] = own / lengths[:, None]
+            up[:, : len(own)] = update.up.to(weight) * lengths
+        downs.append(down)
+        ups.append(up)
+        edges.append(edge)
+        edge += outputs
+    return torch.cat(downs), torch.cat(ups), edges
 
 
 def weight_of(module: nn.Module) -> Tensor:
