@@ -66,6 +66,16 @@ def test_hope_for_more_rows_does_not_lower_what_is_well_known() -> None:
     assert costs.seconds(3, False) >= costs.seconds(1, False)
 
 
+def test_hope_goes_on_from_step_to_step() -> None:
+    """More than twice the rows look proportionally dear until a step in between is measured."""
+    costs = measured(16)
+    assert costs.seconds(32, True) < 1.4 * cost(16)
+    assert costs.seconds(40, True) == pytest.approx(2.5 * cost(16), rel=0.02)
+    costs.observe(24, True, cost(24))
+    assert costs.seconds(40, True) < 1.4 * cost(24)
+    assert measured(1).seconds(5, True) < 1.25 * cost(1)
+
+
 def test_when_the_machine_slows_down_ratios_stay() -> None:
     """Only one row count goes on being measured, three times as slow."""
     costs = measured(1, 8)

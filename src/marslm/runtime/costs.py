@@ -23,6 +23,10 @@ _DOWN, _UP, _WITHOUT_MASKS, _HOPE = 0.10, 0.02, 0.8, 0.2
 row's cost; a step without masks as a share of one with; how far a first sample may be too high.
 They are hopeful, so that what may be good is soon measured."""
 
+_NEAR = 4
+"""Hope goes to so many rows more than any measured step, or twice as many; a larger one is taken
+to be bound by arithmetic until one in between is measured."""
+
 _DRIFT, _LARGEST_SURPRISE = 0.25, 0.5
 """How fast the machine's pace follows a step's surprise (a log ratio), and how far one counts."""
 
@@ -104,7 +108,7 @@ class _Curve:
         counts = [len(self._samples[knot]) for knot in self._knots]
         # The first steps of a new shape are often slow, and what looks slow is not tried again.
         hopes = [
-            self.medians[knot] * (1 - _HOPE / count)
+            self.medians[knot] * (1 - _HOPE / count**2)
             for knot, count in zip(self._knots, counts, strict=True)
         ]
         lowest = math.inf
@@ -127,6 +131,8 @@ class _Curve:
         place = bisect_left(knots, rows)
         if place == len(knots):
             last = knots[-1]
+            if rows > max(last + _NEAR, 2 * last):
+                return costs[last] * rows / last
             return costs[last] * (1 + _UP * (rows - 1)) / (1 + _UP * (last - 1))
         above = knots[place]
         if above == rows:
