@@ -122,10 +122,12 @@ CALLS = {
 
 
 def attempt(llm: LLM, call: dict[str, Any]) -> Any:
-    """Return what a call returns, or what went wrong in it, so that the others go on."""
+    """Return what a call returns, or what went wrong in it; then its requests end, others go on."""
     try:
         return CALLS[call.pop("do", "generate")](llm, call)
     except Exception:
+        engine = llm.llm_engine
+        engine.abort_request(list(engine.output_processor.request_states), internal=True)
         return {"failed": traceback.format_exc()[-3000:]}
 
 

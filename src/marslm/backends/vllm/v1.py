@@ -15,6 +15,7 @@ from torch import Tensor
 from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSampler
 
 from marslm.backends.vllm import check_version, gated
+from marslm.backends.vllm.cpu import mend_verification
 from marslm.backends.vllm.drafter import Drafter, Step
 from marslm.backends.vllm.drafts import force
 from marslm.backends.vllm.metrics import Metrics
@@ -40,6 +41,7 @@ class MarsProposer:
         if self.settings.adapter is not None:
             gated.install(model, read_adapter(self.settings.adapter), runner.max_num_tokens)
         gated.exclude_mask(model, self.settings.mask_token_id)
+        mend_verification()
         runner.rejection_sampler = MarsRejectionSampler(runner, self)
         self._runner = runner
 
@@ -92,10 +94,17 @@ class MarsRejectionSampler(RejectionSampler):
     def forward(
         self, metadata: Any, draft_probs: Tensor | None, logits: Tensor, sampling_metadata: Any
     ) -> Any:
-        """Sample as vLLM does, then read the next drafts."""
+        """Sample as vLLM does, then read the next drafts.
+
+        A step without windows goes to the plain sampler: vLLM's own verification cannot choose
+        among the top k of no rows on a CPU.
+        """
         drafter, steps = self._proposer.drafter, self._proposer.steps(metadata)
         self._forced = drafter.forced(steps)
-        output = super().forward(metadata, draft_probs, logits, sampling_metadata)
+        if metadata.max_spec_len:
+            output = super().forward(metadata, draft_probs, logits, sampling_metadata)
+        else:
+            output = self.sampler(logits=logits, sampling_metadata=sampling_metadata)
         drafter.read(steps, self._proposer.kept(output.sampled_token_ids), logits)
         self._proposer.metrics.show(drafter.counters)
         return output
