@@ -125,8 +125,16 @@ class UnquantizedLinearMethod:
         return x @ layer.weight.T
 
 
-class Fp8LinearMethod(UnquantizedLinearMethod):
+class UntriedLinearMethod(UnquantizedLinearMethod):
     """Another."""
+
+
+class CompressedTensorsLinearMethod(UnquantizedLinearMethod):
+    """Named as vLLM's, which asks the layer's scheme."""
+
+
+class CompressedTensorsW8A8Fp8:
+    """Named as vLLM's scheme."""
 
 
 class Layer(nn.Module):
@@ -179,8 +187,22 @@ def test_installed_in_a_model() -> None:
     torch.testing.assert_close(after[[1, 3]], wanted.expand(2, -1))
 
 
-def test_what_cannot_take_an_adapter() -> None:
-    with pytest.raises(InputError, match=r"are quantised \(Fp8LinearMethod\)"):
-        install(Model(Fp8LinearMethod()), adapter_of("model.o_proj"), rows=8)
+def test_a_layer_of_a_tried_scheme_is_handed_plain_inputs() -> None:
+    model = Model(CompressedTensorsLinearMethod())
+    model.model.o_proj.scheme = CompressedTensorsW8A8Fp8()
+    install(model, adapter_of("model.o_proj"), rows=8)
+    assert model.model.o_proj.requires_unquantized_input
+
+
+@pytest.mark.parametrize("method", [UntriedLinearMethod, CompressedTensorsLinearMethod])
+def test_what_cannot_take_an_adapter(method: type[Any]) -> None:
+    model = Model(method())
+    if method is CompressedTensorsLinearMethod:
+        model.model.o_proj.scheme = UntriedLinearMethod()
+    with pytest.raises(InputError, match=r"quantised like this model's \(UntriedLinearMethod\)"):
+        install(model, adapter_of("model.o_proj"), rows=8)
+
+
+def test_what_the_adapter_lacks() -> None:
     with pytest.raises(InputError, match=r"no layer for the adapter's model\.q_proj"):
         install(Model(UnquantizedLinearMethod()), adapter_of("model.q_proj"), rows=8)

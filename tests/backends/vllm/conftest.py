@@ -13,8 +13,10 @@ import pytest
 from safetensors.torch import save_file
 
 from helpers import LETTERS, TOKENIZER, fit_letters, with_random_adapter
+from marslm.hub.export import export_merged
 from marslm.models.adapter import CONFIG_FILE, WEIGHTS_FILE
 from marslm.models.loading import MarsModel, load_tokenizer
+from marslm.models.record import MarsRecord, marks_of
 from marslm.models.short_names import shipped_adapter, smollm2_folder
 
 ROOT = Path(__file__).parents[3]
@@ -95,13 +97,15 @@ def letters_model() -> MarsModel:
 
 @pytest.fixture(scope="session")
 def letters_plain(letters_model: MarsModel, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Engine settings of plain vLLM with that model, which names its [MASK]."""
+    """Engine settings of plain vLLM with that model, as `marslm export --merged` writes it."""
     folder = tmp_path_factory.mktemp("letters")
-    network = letters_model.network
-    network.config.mask_token_id = letters_model.mask_token_id
-    network.save_pretrained(folder)
-    TOKENIZER.save_pretrained(folder)
-    return {"model": str(folder), "max_num_seqs": 64}
+    trained, merged = folder / "trained", folder / "merged"
+    network, mask = letters_model.network, letters_model.mask_token_id
+    network.save_pretrained(trained)
+    TOKENIZER.save_pretrained(trained)
+    MarsRecord("full", mask, block_size=4, base=marks_of(network, TOKENIZER)).save(trained)
+    export_merged(str(trained), merged)
+    return {"model": str(merged), "max_num_seqs": 64}
 
 
 @pytest.fixture(scope="session")

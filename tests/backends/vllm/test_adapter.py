@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from helpers import recompute_mars
 from marslm.models.adapter import read_adapter
@@ -24,6 +28,27 @@ TAU = {
     "extra_args": {"mars_mode": "tau", "mars_tau": 0.3},
 }
 LOSSLESS = {"max_tokens": TOKENS, "ignore_eos": True}
+FP8 = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "all": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+            "input_activations": {
+                "num_bits": 8,
+                "type": "float",
+                "strategy": "token",
+                "dynamic": True,
+            },
+        }
+    },
+}
+
+
+def ids(answers: list[Any]) -> list[list[int]]:
+    return [each[0]["ids"] for each in answers]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -53,10 +78,48 @@ def test_masks_alone_feel_the_adapter(
     masks = adapter.record.block_size - 1
     wanted = [recompute_mars(model, each, TOKENS, 0.3, masks) for each in letter_prompts]
     bare = [recompute_mars(letters_model, each, TOKENS, 0.3, masks) for each in letter_prompts]
-    assert [each[0]["ids"] for each in tau] == wanted != bare
-    assert [each[0]["ids"] for each in lossless] == [
-        recompute_mars(letters_model, each, TOKENS) for each in letter_prompts
-    ]
+    assert ids(tau) == wanted != bare
+    assert ids(lossless) == [recompute_mars(letters_model, each, TOKENS) for each in letter_prompts]
+
+
+@pytest.fixture(scope="module")
+def fp8_checkpoint(letters_plain: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The letters model as others publish FP8 checkpoints: a scale for each output channel."""
+    folder = tmp_path_factory.mktemp("fp8") / "letters"
+    shutil.copytree(letters_plain["model"], folder)
+    weights = load_file(folder / "model.safetensors")
+    for name in [each for each in weights if each.endswith("proj.weight")]:
+        scale = weights[name].abs().amax(1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+        weights[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
+        weights[f"{name}_scale"] = scale
+    save_file(weights, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": FP8}))
+    return folder
+
+
+@pytest.mark.parametrize("form", ["online", "checkpoint"])
+def test_an_adapter_on_fp8_weights(
+    run_engine: Run,
+    letters_mars: dict[str, Any],
+    letters_adapter: Path,
+    fp8_checkpoint: Path,
+    letter_prompts: list[list[int]],
+    form: str,
+) -> None:
+    """Without masks every bit is the bare model's; lossless writes the same, tau another text."""
+    if form == "online":
+        engine = {**letters_mars, "dtype": "bfloat16", "quantization": "fp8_per_channel"}
+    else:
+        engine = {**letters_mars, "dtype": "bfloat16", "model": str(fp8_checkpoint)}
+    off = {**LOSSLESS, "logprobs": 1, "extra_args": {"mars_mode": "off"}}
+    calls = [{"prompts": letter_prompts, "params": [each]} for each in (off, TAU, LOSSLESS)]
+    settings = {"mars": {"adapter": str(letters_adapter)}}
+    wanted, bare, _ = run_engine(engine, *calls)
+    found, tau, lossless = run_engine({**engine, "additional_config": settings}, *calls)
+    assert found == wanted
+    assert ids(lossless) == ids(wanted)
+    assert ids(tau) not in (ids(bare), ids(wanted))
 
 
 def test_a_drafter_for_stock_vllm(
@@ -77,8 +140,6 @@ def test_a_drafter_for_stock_vllm(
         {"prompts": letter_prompts, "params": [LOSSLESS]},
         {"do": "accepted"},
     )
-    assert [each[0]["ids"] for each in answers] == [
-        recompute_mars(letters_model, each, TOKENS) for each in letter_prompts
-    ]
+    assert ids(answers) == [recompute_mars(letters_model, each, TOKENS) for each in letter_prompts]
     # The first draft is the model's own next token, so it is nearly always kept; masks add to it.
     assert accepted[0] > accepted[1] > 0

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from marslm.errors import InputError
 from marslm.models.adapter import Adapter, LowRank
 
-PLAIN_METHOD = "UnquantizedLinearMethod"
-"""vLLM's method of layers that are not quantised; what others are handed may be quantised too."""
+METHODS = ("UnquantizedLinearMethod", "Fp8PtpcOnlineLinearMethod", "CompressedTensorsW8A8Fp8")
+"""How layers may compute, by vLLM's names: with plain weights, or in the FP8 that was tried, whose
+inputs are scaled row by row, so that rows of masks cannot change what others are."""
 
 
 def install(model: nn.Module, adapter: Adapter, rows: int) -> None:
@@ -91,16 +92,18 @@ def _share(whole: int, part: int, rank: int) -> slice:
 
 
 def _wrap(layer: Any, update: LowRank, gate: Tensor) -> None:
-    method = type(layer.quant_method).__name__
-    if method != PLAIN_METHOD:
+    method = type(getattr(layer, "scheme", layer.quant_method)).__name__
+    if method not in METHODS:
         raise InputError(
-            f"a mask-only adapter needs plain weights and this model's are quantised ({method}); "
-            "serve the model unquantised, or quantise a checkpoint of `marslm export --merged`"
+            f"a mask-only adapter was not tried on weights quantised like this model's ({method}); "
+            "serve it unquantised or in FP8 (--quantization fp8_per_channel), or quantise a "
+            "checkpoint of `marslm export --merged`"
         )
     device = gate.device
     layer.register_buffer("mars_down", update.down.to(device).T.contiguous(), persistent=False)
     layer.register_buffer("mars_up", update.up.to(device).T.contiguous(), persistent=False)
     layer.register_buffer("mars_gate", gate, persistent=False)
+    layer.requires_unquantized_input = True  # else a norm may hand it what it quantised already
     layer.quant_method = GatedMethod(layer.quant_method)
 
 
