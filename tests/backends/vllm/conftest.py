@@ -21,6 +21,7 @@ from marslm.models.short_names import shipped_adapter, smollm2_folder
 
 ROOT = Path(__file__).parents[3]
 PROPOSER = "marslm.backends.vllm.v1.MarsProposer"
+CONTROL = "marslm.backends.vllm.control.MarsControl"
 Run = Callable[..., list[Any]]
 MASK_EMBEDDING = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
 LETTER_RUNS = [(start, 2 + 3 * start % 11) for start in range(12)]
@@ -80,6 +81,7 @@ def mars(smollm2: dict[str, Any]) -> dict[str, Any]:
             "model": PROPOSER,
             "num_speculative_tokens": 8,
         },
+        "worker_extension_cls": CONTROL,
         "additional_config": {"mars": {"adapter": str(shipped_adapter("smollm2"))}},
     }
 
@@ -112,7 +114,7 @@ def letters_plain(letters_model: MarsModel, tmp_path_factory: pytest.TempPathFac
 def letters_mars(letters_plain: dict[str, Any]) -> dict[str, Any]:
     """Engine settings of MARS with that model."""
     speculation = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 6}
-    return {**letters_plain, "speculative_config": speculation}
+    return {**letters_plain, "speculative_config": speculation, "worker_extension_cls": CONTROL}
 
 
 @pytest.fixture(scope="session")

@@ -93,15 +93,18 @@ def refuse(llm: LLM, call: dict[str, Any]) -> Any:
 
 def counters(llm: LLM, call: dict[str, Any]) -> Any:
     """Return the plugin's counts so far."""
-    (counts,) = llm.collective_rpc(
-        lambda worker: worker.model_runner.drafter.drafter.counters.snapshot()
-    )
+    (counts,) = llm.collective_rpc("mars_counters")
     return counts
 
 
-def preemptions(llm: LLM, call: dict[str, Any]) -> Any:
-    """Return how often a request lost its place in the cache."""
-    return sum(each.value for each in llm.get_metrics() if each.name == "vllm:num_preemptions")
+def defaults(llm: LLM, call: dict[str, Any]) -> Any:
+    """Turn the defaults of requests."""
+    llm.collective_rpc("mars_defaults", kwargs=call["values"])
+
+
+def metric(llm: LLM, call: dict[str, Any]) -> Any:
+    """Return one of vLLM's own counts."""
+    return sum(each.value for each in llm.get_metrics() if each.name == call["name"])
 
 
 def accepted(llm: LLM, call: dict[str, Any]) -> Any:
@@ -117,7 +120,8 @@ CALLS = {
     "abort": abort,
     "refuse": refuse,
     "counters": counters,
-    "preemptions": preemptions,
+    "defaults": defaults,
+    "metric": metric,
 }
 
 

@@ -45,6 +45,13 @@ FP8 = {
         }
     },
 }
+AWQ = {
+    "quant_method": "awq",
+    "bits": 4,
+    "group_size": 32,
+    "zero_point": True,
+    "version": "gemm",
+}
 
 
 def ids(answers: list[Any]) -> list[list[int]]:
@@ -120,6 +127,37 @@ def test_an_adapter_on_fp8_weights(
     assert found == wanted
     assert ids(lossless) == ids(wanted)
     assert ids(tau) not in (ids(bare), ids(wanted))
+
+
+@pytest.fixture(scope="module")
+def awq_checkpoint(letters_plain: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that loads as AWQ; its weights are zeros."""
+    folder = tmp_path_factory.mktemp("awq") / "letters"
+    shutil.copytree(letters_plain["model"], folder)
+    weights = load_file(folder / "model.safetensors")
+    for name in [each for each in weights if each.endswith("proj.weight")]:
+        outputs, inputs = weights.pop(name).shape
+        layer, groups = name.removesuffix(".weight"), inputs // AWQ["group_size"]
+        weights[f"{layer}.qweight"] = torch.zeros(inputs, outputs // 8, dtype=torch.int32)
+        weights[f"{layer}.qzeros"] = torch.zeros(groups, outputs // 8, dtype=torch.int32)
+        weights[f"{layer}.scales"] = torch.ones(groups, outputs, dtype=torch.float16)
+    save_file(weights, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": AWQ}))
+    return folder
+
+
+def test_an_adapter_on_awq_weights_is_refused(
+    run_engine: Run, letters_mars: dict[str, Any], letters_adapter: Path, awq_checkpoint: Path
+) -> None:
+    engine = {
+        **letters_mars,
+        "model": str(awq_checkpoint),
+        "dtype": "bfloat16",
+        "additional_config": {"mars": {"adapter": str(letters_adapter)}},
+    }
+    with pytest.raises(AssertionError, match="InputError: a mask-only adapter was not tried on "):
+        run_engine(engine)
 
 
 def test_a_drafter_for_stock_vllm(

@@ -19,9 +19,11 @@ from marslm.models.short_names import shipped_adapter
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
 Run = Callable[..., list[Any]]
-TOKENS = 24
+TOKENS = 16
 GREEDY = {"max_tokens": TOKENS}
 LONG = {"max_tokens": 400}
+TAUS = [{"tau": 0.5, "window": 5}, {"tau": 0.3, "window": 3}]
+BLOCK = 32
 
 
 def with_mars(mode: str, **settings: Any) -> dict[str, Any]:
@@ -34,40 +36,64 @@ def ids(answers: list[Any]) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def plain(run_engine: Run, smollm2: dict[str, Any], prompts: list[list[int]]) -> list[list[int]]:
+def just_over(prompts: list[list[int]]) -> list[list[int]]:
+    """Prompts of which one token is left to read once their only whole block is in the cache."""
+    return [each[: BLOCK + 1] for each in prompts[:6] if len(each) > BLOCK] * 2
+
+
+@pytest.fixture(scope="module")
+def plain(
+    run_engine: Run,
+    smollm2: dict[str, Any],
+    prompts: list[list[int]],
+    just_over: list[list[int]],
+) -> list[list[list[int]]]:
     """What vLLM writes without MARS, sixteen requests at once."""
     engine = {**smollm2, "max_num_seqs": 16, "enable_prefix_caching": False}
-    (answers,) = run_engine(engine, {"prompts": prompts, "params": [GREEDY]})
-    return ids(answers)
+    calls = [{"prompts": each, "params": [GREEDY]} for each in (prompts, just_over)]
+    return [ids(answers) for answers in run_engine(engine, *calls)]
 
 
-def test_lossless_is_vllms_own_greedy(
-    run_engine: Run, mars: dict[str, Any], prompts: list[list[int]], plain: list[list[int]]
-) -> None:
-    """Sixteen at once, twice, so that the second time prefixes come from the cache."""
+@pytest.fixture(scope="module")
+def written(
+    run_engine: Run, mars: dict[str, Any], prompts: list[list[int]], just_over: list[list[int]]
+) -> list[Any]:
+    """What MARS writes, sixteen requests at once, with a prefix cache; all in one engine."""
+    cached = {"block_size": BLOCK, "enable_prefix_caching": True, "disable_log_stats": False}
     modes = [with_mars("off"), with_mars("lossless"), with_mars("tau", tau=1.0), GREEDY]
     modes += [with_mars("lossless", tau=0.5, window=3)]
-    first, second, mixed, counts = run_engine(
-        {**mars, "max_num_seqs": 16, "enable_prefix_caching": True},
+    return run_engine(
+        {**mars, **cached, "max_num_seqs": 16},
         {"prompts": prompts, "params": [GREEDY]},
+        {"do": "counters"},
+        {"do": "metric", "name": "vllm:prefix_cache_hits"},
         {"prompts": prompts[:16], "params": [GREEDY]},
         {"prompts": prompts[16:40], "params": modes},
-        {"do": "counters"},
+        {"prompts": just_over, "params": [GREEDY]},
+        {"do": "metric", "name": "vllm:prefix_cache_hits"},
+        {"prompts": prompts[:20], "params": [with_mars("tau", **each) for each in TAUS]},
     )
-    assert ids(first) == plain
-    assert ids(second) == plain[:16]
-    assert ids(mixed) == plain[16:40]
-    assert counts["accepted"] > 200
+
+
+def test_lossless_is_vllms_own_greedy(written: list[Any], plain: list[list[list[int]]]) -> None:
+    """Sixteen at once, twice, so that the second time prefixes come from the cache."""
+    first, counts, hits_before, second, mixed, just_over, hits_after, _ = written
+    assert ids(first) == plain[0]
+    assert ids(second) == plain[0][:16]
+    assert ids(mixed) == plain[0][16:40]
+    assert ids(just_over) == plain[1]
+    assert hits_after - hits_before >= BLOCK * (16 + 24 + len(just_over))
+    assert counts["accepted"] > 50
 
 
 def test_one_at_a_time_without_a_prefix_cache(
-    run_engine: Run, mars: dict[str, Any], prompts: list[list[int]], plain: list[list[int]]
+    run_engine: Run, mars: dict[str, Any], prompts: list[list[int]], plain: list[list[list[int]]]
 ) -> None:
     (answers,) = run_engine(
         {**mars, "enable_prefix_caching": False},
-        {"prompts": prompts, "params": [{"max_tokens": 12}], "together": False},
+        {"prompts": prompts, "params": [{"max_tokens": 8}], "together": False},
     )
-    assert ids(answers) == [each[:12] for each in plain]
+    assert ids(answers) == [each[:8] for each in plain[0]]
 
 
 def test_under_pressure(
@@ -91,7 +117,7 @@ def test_under_pressure(
         {**mars, **tight},
         {"prompts": some, "params": [lossless]},
         {"prompts": some, "params": [off, lossless, one]},
-        {"do": "preemptions"},
+        {"do": "metric", "name": "vllm:num_preemptions"},
     )
     assert ids(found) == ids(wanted)
     assert ids(mixed) == ids(wanted)
@@ -105,15 +131,10 @@ def model() -> MarsModel:
 
 
 def test_tau_is_the_papers_decoding(
-    run_engine: Run,
-    mars: dict[str, Any],
-    prompts: list[list[int]],
-    plain: list[list[int]],
-    model: MarsModel,
+    written: list[Any], prompts: list[list[int]], plain: list[list[list[int]]], model: MarsModel
 ) -> None:
-    some, settings = prompts[:20], [with_mars("tau", tau=0.5), with_mars("tau", tau=0.3, window=3)]
-    (answers,) = run_engine({**mars, "max_num_seqs": 8}, {"prompts": some, "params": settings})
     shapes = [(0.5, 4), (0.3, 2)]
+    some = prompts[:20]
     wanted = [recompute_mars(model, each, TOKENS, *shapes[i % 2]) for i, each in enumerate(some)]
-    assert ids(answers) == wanted
-    assert ids(answers) != plain[:20]
+    assert ids(written[-1]) == wanted
+    assert ids(written[-1]) != plain[0][:20]

@@ -37,13 +37,14 @@ def sampled(temperature: float, **extra: Any) -> dict[str, Any]:
     }
 
 
+TAU = {"mars_mode": "tau", "mars_tau": 0.3}
 TEMPERATURES = [1.0, 0.6]
 # Requests of one temperature stand between those of the other.
 LOSSLESS = {
     "prompts": [PROMPT] * SAMPLES * 2,
     "params": [sampled(each) for each in TEMPERATURES],
 }
-BIASED = {"prompts": [PROMPT] * SAMPLES, "params": [sampled(1.0, mars_mode="tau", mars_tau=0.3)]}
+BIASED = {"prompts": [PROMPT] * SAMPLES, "params": [sampled(1.0, **TAU)]}
 
 STOPS = [
     {**ANY, "stop": ["kl", "def"]},
@@ -93,11 +94,19 @@ def plain(
 
 
 @pytest.fixture(scope="module")
-def mars(run_engine: Run, letters_mars: dict[str, Any], shared: list[dict[str, Any]]) -> list[Any]:
+def mars(
+    run_engine: Run,
+    letters_mars: dict[str, Any],
+    letter_prompts: list[list[int]],
+    shared: list[dict[str, Any]],
+) -> list[Any]:
     """What it answers with MARS, and what only MARS is asked; all in one engine."""
     counters = {"do": "counters"}
     calls = [counters, *REFUSED, counters, LOSSLESS, counters, BIASED]
-    return run_engine(letters_mars, *shared, *calls)
+    asked = {"prompts": letter_prompts, "params": [{**ANY, "extra_args": TAU}]}
+    turned = {"prompts": letter_prompts, "params": [ANY]}
+    turn = {"do": "defaults", "values": {"mode": "tau", "tau": 0.3}}
+    return run_engine(letters_mars, *shared, *calls, turned, asked, turn, turned)
 
 
 @pytest.mark.parametrize("place", range(len(ASKED)), ids=IDS)
@@ -130,6 +139,11 @@ def test_bad_settings_are_refused(mars: list[Any]) -> None:
     assert said[2].startswith("mars_window is 99: give a whole number from 2 to 7")
     assert "which is [MASK] here" in said[3]
     assert said[4] is None
+
+
+def test_defaults_can_be_turned_meanwhile(mars: list[Any]) -> None:
+    before, asked, _, after = mars[-4:]
+    assert after == asked != before
 
 
 def assert_close(found: Any, wanted: Any) -> None:
@@ -186,7 +200,7 @@ def test_sampling_is_that_of_the_model(
 
     That many answers tell a temperature that is 15 % too low, and drafts kept unverified.
     """
-    before, answers, after, biased = mars[-4:]
+    before, answers, after, biased = mars[-8:-4]
     assert after["accepted"] - before["accepted"] > 500
     assert after["drafts"] - before["drafts"] > after["accepted"] - before["accepted"] + 500
     exact = [continuations(letters_model, PROMPT, LENGTH, each) for each in TEMPERATURES]

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+
+from marslm.backends.vllm.cpu import mend_verification
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(3600)]
 
@@ -48,6 +51,19 @@ def test_the_v2_runner() -> None:
     assert {"input_batch", "num_sampled"} < set(names(BaseSpeculator.propose))
     assert names(v2.MarsRunner.add_requests) == ["self", "scheduler_output"]
     assert hasattr(v2.Worker, "_make_model_runner")
+
+
+# vLLM looks for the kernel through all that is imported, and so into what torch calls outdated.
+@pytest.mark.filterwarnings("ignore:.*reduce_op:FutureWarning")
+def test_a_draft_is_verified_with_its_requests_settings() -> None:
+    """What vLLM's own kernel leaves unwritten on a CPU."""
+    from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens  # noqa: PLC0415
+
+    mend_verification()
+    ends = torch.tensor([2, 5], dtype=torch.int32)
+    temperatures, top_k = torch.tensor([0.5, 0.0]), torch.tensor([3, 9], dtype=torch.int32)
+    assert expand_batch_to_tokens(temperatures, ends, 5, 0, 1).tolist() == [0.5, 0.5, 1, 1, 1]
+    assert expand_batch_to_tokens(top_k, ends, 5).tolist() == [3, 3, 9, 9, 9]
 
 
 def test_the_front_end_is_wrapped_once() -> None:
