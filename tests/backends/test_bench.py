@@ -10,7 +10,7 @@ import pytest
 
 from marslm.backends.vllm.bench import run_bench
 
-TURNS: list[tuple[str, int]] = []
+TURNS: list[tuple[str, int, int]] = []
 
 
 class FakeEngine:
@@ -26,7 +26,7 @@ class FakeEngine:
 
     def generate(self, prompts: list[Any], params: Any, use_tqdm: bool) -> list[Any]:
         mode = (params.extra_args or {}).get("mars_mode", self.name)
-        TURNS.append((mode, len(prompts)))
+        TURNS.append((mode, len(prompts), params.max_tokens))
         self.steps += len(prompts)
         answers = [list(prompt["prompt_token_ids"]) for prompt in prompts]
         if self.name == "ngram":
@@ -59,8 +59,9 @@ def test_every_variant_takes_its_turn_on_every_batch() -> None:
         listener=lambda _: None,
     )
     order = ["plain", "ngram", "off", "lossless", "tau"]
-    assert TURNS[:10] == [(name, 1) for name in order] * 2
-    assert TURNS[15:] == [(name, 2) for name in order] + [(name, 1) for name in order]
+    timed = [turn for turn in TURNS if turn[2] == 2]
+    assert timed[:10] == [(name, 1, 2) for name in order] * 2
+    assert timed[15:] == [(name, 2, 2) for name in order] + [(name, 1, 2) for name in order]
     assert [row["variant"] for row in rows[:5]] == ["plain", "n-gram", "off", "lossless", "tau 0.8"]
     assert [row["requests"] for row in rows] == [1] * 5 + [2] * 5
     by_name = {row["variant"]: row for row in rows[5:]}
@@ -69,3 +70,19 @@ def test_every_variant_takes_its_turn_on_every_batch() -> None:
     assert by_name["lossless"]["identical_to_plain"] == by_name["lossless"]["answers"] == 3
     assert by_name["lossless"]["tokens_per_forward"] == 2
     assert by_name["plain"]["tokens_per_forward"] is None
+
+
+def test_every_variant_is_warm_before_the_clock_runs() -> None:
+    rows = run_bench(
+        "base",
+        None,
+        [[1, 2], [3, 4], [5, 6]],
+        requests=[2],
+        tau=0.8,
+        max_new_tokens=9,
+        engine={"max_model_len": 64},
+        listener=lambda _: None,
+    )
+    assert [requests for _, requests, tokens in TURNS[:5] if tokens < 9] == [2] * 5
+    assert {tokens for *_, tokens in TURNS[5:]} == {9}
+    assert {row["answers"] for row in rows} == {3}
