@@ -37,6 +37,9 @@ from marslm.runtime.decoder import Decoder
 from marslm.runtime.layers import Layer, MaskUpdate, Projection, RMSNorm
 from marslm.runtime.work import Work
 
+SPAN = 64
+"""Cells that attention reads together."""
+
 TREE_BITS = 8 * sizeof(c_uint64)
 """So many entries of a tree has a row a bit for."""
 
@@ -75,9 +78,9 @@ class CStep(Structure):
     _fields_: ClassVar = [
         *((name, POINTER(c_int32)) for name in ("slots", "positions", "cells", "seen", "masks")),
         ("bits", POINTER(c_uint64)),
-        *((name, c_void_p) for name in ("x", "wide", "narrow", "low")),
+        *((name, c_void_p) for name in ("x", "wide", "narrow", "low", "parts")),
         *((name, Rows) for name in ("inputs", "mask_inputs")),
-        *((name, c_int64) for name in ("rows", "mask_rows")),
+        *((name, c_int64) for name in ("rows", "mask_rows", "spans")),
     ]
 
 
@@ -117,16 +120,18 @@ def model_of(decoder: Decoder, cache: SlotCache) -> CModel:
 
 def step_of(works: ListOf[Work], x: Tensor, masks: ListOf[int]) -> CStep:
     """Return where the rows of `works` stand, without room; masks: rows that get the update."""
+    seen = [each for work in works for each in _seen(work)]
     return CStep(
         slots=_integers(work.slot for work in works for _ in work.tokens),
         positions=_integers(each for work in works for each in work.positions),
         cells=_integers(each for work in works for each in work.cells),
-        seen=_integers(each for work in works for each in _seen(work)),
+        seen=_integers(seen),
         masks=_integers(masks),
         bits=(c_uint64 * len(x))(*(each for work in works for each in _bits(work))),
         x=x.data_ptr(),
         rows=len(x),
         mask_rows=len(masks),
+        spans=-(-(max(seen) + TREE_BITS) // SPAN),
     )
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from marslm.models.compiled import load_library
-from marslm.models.compiled_product import MOST_ROWS, Scratch
+from marslm.models.compiled_product import BLOCK, MOST_ROWS, Scratch
 from marslm.runtime.cache import SlotCache
 from marslm.runtime.compiled_layout import TREE_BITS, CModel, CStep, fits, model_of, step_of
 from marslm.runtime.decoder import Decoder
@@ -93,7 +93,7 @@ class CompiledStep:
 
 
 class _Room:
-    """What a step of few rows computes in, taken once."""
+    """What a step of few rows computes in, taken once; what grows with the context grows."""
 
     def __init__(self, model: CModel) -> None:
         """Take room for MOST_ROWS rows of the widest layer."""
@@ -108,11 +108,17 @@ class _Room:
         sizes = max(each.base.outputs for each in projections), inputs, ranks
         self._kept = [torch.empty(MOST_ROWS * size) for size in sizes]
         self._inputs, self._mask_inputs = Scratch(inputs), Scratch(inputs)
+        self._part_size = model.heads * (model.dim + BLOCK)
+        self._parts = torch.empty(0)
 
     def lend(self, step: CStep) -> None:
         """Let a step compute here."""
         step.wide, step.narrow, step.low = (each.data_ptr() for each in self._kept)
         step.inputs, step.mask_inputs = self._inputs.rows, self._mask_inputs.rows
+        size = step.rows * step.spans * self._part_size
+        if size > len(self._parts):
+            self._parts = torch.empty(2 * size)
+        step.parts = self._parts.data_ptr()
 
 
 def _widest_input(model: CModel) -> int:
