@@ -18,7 +18,7 @@ import torch
 from marslm.models.gguf import cache_folder
 
 HEADERS = Path(__file__).parent
-"""Where included files are."""
+"""Where included files are, beside those next to a source."""
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-fPIC")
 _COMPILERS = ("cc", "gcc", "clang")
@@ -45,7 +45,8 @@ def load_library(source: Path, **functions: tuple[int, int]) -> ctypes.CDLL | No
 
 def _compiled(source: Path, compiler: str) -> Path:
     capabilities = sorted(torch.cpu.get_capabilities().items())
-    texts = [path.read_text(encoding="utf-8") for path in (source, *sorted(HEADERS.glob("*.h")))]
+    headers = {*HEADERS.glob("*.h"), *source.parent.glob("*.h")}
+    texts = [path.read_text(encoding="utf-8") for path in (source, *sorted(headers))]
     key = f"{texts} {compiler} {_FLAGS} {capabilities}"
     name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.so"
     path = cache_folder() / name
