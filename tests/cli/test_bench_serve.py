@@ -51,6 +51,12 @@ def test_a_load_policy_is_measured(cli: Cli, tmp_path: Path) -> None:
     assert row["block"] < 8
 
 
+def test_a_load_policy_is_for_one_strategy(cli: Cli) -> None:
+    result = cli("bench", "serve", "-m", "tiny", "--slo", "tpot=40ms")
+    assert result.code != 0
+    assert "name one strategy" in result.err
+
+
 def test_a_short_soak_is_clean(cli: Cli, tmp_path: Path) -> None:
     report = tmp_path / "soak.json"
     options = ["--minutes", "0.05", "--requests", "24", "--prompts", "4", "-n", "12"]

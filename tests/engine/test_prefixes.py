@@ -113,6 +113,28 @@ def test_requests_that_come_together_compute_a_shared_beginning_once(
     assert rows == [24]
 
 
+def test_who_waits_for_a_beginning_goes_on_when_it_will_not_come(fitted_model: MarsModel) -> None:
+    engine = Engine(fitted_model, slots=3, pack=False, token_budget=16)
+    generator = random.Random(5)
+    system, params = letters(60, generator), SamplingParams(strategy="ar", max_new_tokens=3)
+    first, second, old = (engine.add(prompt, params) for prompt in ([1], [2], [9, *system]))
+    for _ in engine.run():
+        pass
+    leader, waiter, leaver = (engine.add([*system, each], params) for each in (5, 6, 7))
+    engine.step()
+    assert (leader.num_cached, waiter.num_cached, leaver.num_cached) == (16, 0, 0)
+    engine.abort(leaver)
+    engine.abort(leader)
+    rows = count_rows(engine)
+    again = engine.add([9, *system, 4], params)
+    for _ in engine.run():
+        pass
+    for request in (first, second, old, waiter, again):
+        prompt = request.tokens[: request.prompt_length]
+        assert answer_of(request).ids == solo(fitted_model, prompt, params).ids
+    assert sum(rows) == (61 - 16) + 2 + 1 + 2  # the leader's part, and all of the old prompt
+
+
 def held(tokens: list[int], cached: int, slot: int | None = None) -> Sequence:
     sequence = make_sequence(tokens)
     sequence.advance(cached)

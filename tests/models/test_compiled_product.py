@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,6 +153,23 @@ def test_parts_begin_at_whole_blocks() -> None:
     down, up = torch.zeros(32, 32), torch.zeros(64, 16)
     assert not compiled_product.can_update(down, up, [0, 24])
     assert not compiled_product.can_update(down, up, [0, 16, 32, 48, 56])
+
+
+@needs_kernel
+@pytest.mark.parametrize("source", ["models/product.c", "runtime/compiled_step.c"])
+@pytest.mark.parametrize("cpu", ["haswell", "skylake-avx512", "icelake-server", "sapphirerapids"])
+def test_every_kind_of_cpu_has_a_source_that_compiles(cpu: str, source: str) -> None:
+    """AVX2; AVX-512 without VNNI, with it, and with AMX: this machine runs one of them."""
+    compiler = next(filter(None, map(shutil.which, compiled._COMPILERS)))
+    command = [compiler, f"-march={cpu}", "-fopenmp", "-fsyntax-only", "-Wall", "-Wextra"]
+    known = subprocess.run([*command, "-xc", "/dev/null"], check=False, capture_output=True)
+    if known.returncode:
+        pytest.skip(f"the compiler does not know {cpu}")
+    path = compiled.HEADERS.parent / source
+    found = subprocess.run(
+        [*command, f"-I{compiled.HEADERS}", str(path)], check=False, capture_output=True, text=True
+    )
+    assert (found.returncode, found.stderr) == (0, "")
 
 
 def test_odd_shapes_are_left_to_onednn() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from ctypes import c_int
 from dataclasses import replace
 
 import pytest
@@ -12,11 +13,13 @@ import torch
 from helpers import build_model, build_runner, letters, random_prompts, with_random_adapter
 from marslm.engine.api import answer_of
 from marslm.engine.engine import Engine
+from marslm.models import compiled_product
 from marslm.models.loading import MarsModel
 from marslm.models.quantize import Quantize
 from marslm.models.tiny import ARCHITECTURES
 from marslm.runtime import compiled_step
 from marslm.runtime.cache import SlotCache
+from marslm.runtime.compiled_layout import SPAN
 from marslm.runtime.costs import AssumedCosts
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.runner import Runner
@@ -123,6 +126,32 @@ def test_windows_do_not_depend_on_a_batch_nor_on_threads(rows: int, quantize: Qu
             for together in (works, works[::-1]):
                 for work, found in zip(together, runner.forward(together), strict=True):
                     assert torch.equal(found, alone[work.slot])
+
+
+@needs_kernel
+def test_threads_that_share_rows_and_not_spans_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As for a context for whose spans there is no room."""
+    runner, _ = compiled_runner(model_of("qwen2", "none"), slots=2)
+    texts = random_prompts([200, 33])
+    runner.forward([all_rows(slot, 0, text, Window()) for slot, text in enumerate(texts)])
+    for window in windows()[:-1]:
+        works = [all_rows(0, 200, [4, 5], window), all_rows(1, 33, [6], window)]
+        by_span = runner.forward(works)
+        with monkeypatch.context() as patch:
+            patch.setattr(compiled_step, "_MOST_PARTS", 0)
+            by_row = runner.forward(works)
+        assert all(map(torch.equal, by_span, by_row))
+
+
+@needs_kernel
+def test_c_and_python_agree_on_sizes() -> None:
+    assert compiled_product.constant("piece") == compiled_product.MOST_ROWS
+    assert compiled_product.constant("most_parts") == compiled_product.MOST_PARTS
+    library = compiled_step._library()
+    assert library is not None
+    assert c_int.in_dll(library, "marslm_span").value == SPAN
 
 
 @needs_kernel

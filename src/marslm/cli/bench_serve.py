@@ -61,7 +61,8 @@ def serve(
     slo: Annotated[
         str | None,
         typer.Option(
-            help="Serve with this --slo and leave tau and B to the knob, from its slowest setting."
+            help="Serve with this --slo and leave tau and B to the knob; for one strategy, "
+            "whose loads follow one another."
         ),
     ] = None,
     seed: options.Seed = 0,
@@ -75,12 +76,15 @@ def serve(
     from marslm.cli.render import print_rows
     from marslm.data.spec_bench import read_prompts
     from marslm.data.template import turn_of
+    from marslm.errors import InputError
     from marslm.report import Row, write_report
     from marslm.strategies.registry import check_strategy
 
     names, counts = options.names(strategies), options.counts("--streams", streams)
     for name in names:
         check_strategy(name)
+    if slo is not None and len(names) != 1:
+        raise InputError("--slo turns one knob: name one strategy with --strategies")
     chats = [
         [turn_of(message) for message in prompt.messages]
         for prompt in read_prompts(data, count=prompts, data_folder=None)

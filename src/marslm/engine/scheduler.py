@@ -79,7 +79,8 @@ class Scheduler:
             self.waiting.remove(sequence)
         else:
             self.running.remove(sequence)
-            self._prefixes.keep(sequence.slot, sequence)
+            if sequence.num_cached:  # or the slot still holds what it held before
+                self._prefixes.keep(sequence.slot, sequence)
             self._cache.release_slot(sequence.slot)
             sequence.slot = None
         self._check()

@@ -102,11 +102,20 @@ class Packed:
         self.matrix = Matrix(*places, self.inputs, self.outputs)
 
 
+def constant(name: str) -> int:
+    """Return what the kernels were compiled with: level_depth, level_offset, piece, most_parts."""
+    return c_int.in_dll(_loaded(), f"marslm_{name}").value
+
+
+def makes_bytes() -> bool:
+    """Return whether `quantise_rows` can be had: levels of rows are bytes only with VNNI."""
+    library = _library()
+    return library is not None and constant("level_offset") != 0
+
+
 def _packed_levels(levels: Tensor) -> Tensor:
-    depth, offset = (
-        c_int.in_dll(_loaded(), f"marslm_level_{name}").value for name in ("depth", "offset")
-    )
-    blocks = _in_blocks(levels, depth)
+    offset = constant("level_offset")
+    blocks = _in_blocks(levels, constant("level_depth"))
     return blocks.to(torch.int16).add_(offset).to(torch.uint8) if offset else blocks
 
 
@@ -177,7 +186,7 @@ class Update:
 
 
 def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows [R, in] as int8 levels [R, in] and steps [R, 1], where the CPU has VNNI."""
+    """Return rows [R, in] as int8 levels [R, in] and steps [R, 1]; only if `makes_bytes`."""
     x = x.contiguous()
     levels, steps = torch.empty_like(x, dtype=torch.int8), x.new_empty(len(x), 1)
     offsets = torch.empty(len(x), dtype=torch.int32)

@@ -7,6 +7,7 @@ page lies every 2 MB and not every 4 kB. Knows nothing about what is stored.
 from __future__ import annotations
 
 import mmap
+import threading
 
 import torch
 from torch import Tensor
@@ -25,14 +26,16 @@ class HugePages:
         """Take nothing yet."""
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._used = 0
+        self._lock = threading.Lock()
 
     def copy(self, source: Tensor) -> Tensor:
         """Return a contiguous copy of `source`, behind the one that was made before."""
         size = source.numel() * source.element_size()
-        if self._used + size > len(self._chunk):
-            self._chunk, self._used = _allocate(max(size, _CHUNK)), 0
-        place = self._chunk[self._used : self._used + size]
-        self._used += -(-size // _LINE) * _LINE
+        with self._lock:  # engines may be built in several threads
+            if self._used + size > len(self._chunk):
+                self._chunk, self._used = _allocate(max(size, _CHUNK)), 0
+            place = self._chunk[self._used : self._used + size]
+            self._used += -(-size // _LINE) * _LINE
         return place.view(source.dtype).view(source.shape).copy_(source)
 
 

@@ -11,9 +11,7 @@ static void open_tiles(const Matrix *w, int64_t rows) { (void)w, (void)rows; }
 static void close_tiles(void) {}
 
 static void quantise_row(const float *x, int64_t in, Rows to, int64_t row) {
-    Lanes most = every(0);
-    for (int64_t i = 0; i < in; i += LANES) most = larger(most, size_of(load(x + i)));
-    to.steps[row] = 1e-20f + largest(most) * (float)(1.0 / 127);
+    to.steps[row] = step_of(x, in);
     const Lanes step = every(to.steps[row]);
     Level *levels = (Level *)to.values + row * in;
     for (int64_t i = 0; i < in; i += LANES) store_shorts(levels + i, divide(load(x + i), step));

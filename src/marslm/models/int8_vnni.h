@@ -13,9 +13,7 @@ typedef int8_t Level;
 enum { LEVEL_DEPTH = 4, LEVEL_OFFSET = 128, TILE_ROWS = 16, TILE_DEPTH = 64 };
 
 static void quantise_row(const float *x, int64_t in, Rows to, int64_t row) {
-    Lanes most = every(0);
-    for (int64_t i = 0; i < in; i += LANES) most = larger(most, size_of(load(x + i)));
-    to.steps[row] = 1e-20f + largest(most) * (float)(1.0 / 127);
+    to.steps[row] = step_of(x, in);
     const Lanes step = every(to.steps[row]);
     Level *levels = (Level *)to.values + row * in;
     __m512i sum = _mm512_setzero_si512();

@@ -2,11 +2,12 @@
 
 #include "product.h"
 
-// What the layout of packed levels depends on.
-const int marslm_level_depth = LEVEL_DEPTH, marslm_level_offset = LEVEL_OFFSET;
-
 // Rows that are prepared together: they and a block of weights stay near the core.
 enum { PIECE = 64 };
+
+// What a caller has to know: how levels are packed, and how much room there must be.
+const int marslm_level_depth = LEVEL_DEPTH, marslm_level_offset = LEVEL_OFFSET;
+const int marslm_piece = PIECE, marslm_most_parts = MOST_PARTS;
 
 static void product(
     const float *x, const Matrix *w, Rows scratch, int rows, Target to, int threads) {

@@ -55,6 +55,13 @@ static inline void fetch_ahead(const void *weights) {
 
 #define SPECIAL static inline __attribute__((always_inline)) void
 
+// The step between a row's levels: the largest value gets 127.
+static float step_of(const float *x, int64_t in) {
+    Lanes most = every(0);
+    for (int64_t i = 0; i < in; i += LANES) most = larger(most, size_of(load(x + i)));
+    return 1e-20f + largest(most) * (float)(1.0 / 127);
+}
+
 #ifdef __AVX512VNNI__
 #include "int8_vnni.h"
 #else

@@ -175,7 +175,7 @@ def _onednn_product(weight: Levels, bias: Tensor | None) -> Callable[[Tensor], T
     )
     steps, zeros = weight.steps, torch.zeros(len(weight.steps), dtype=torch.int64)
     product = torch.ops.onednn.qlinear_pointwise.default
-    compiled = _has_vnni() and compiled_product.can_run(weight.levels)
+    compiled = compiled_product.makes_bytes() and compiled_product.can_run(weight.levels)
     quantise = compiled_product.quantise_rows if compiled else _quantise_rows
     kind = torch.float32
 

@@ -10,6 +10,9 @@
 #include "team.h"
 #include "attention.h"
 
+// What a caller has to know of attention's room.
+const int marslm_span = SPAN;
+
 // A row of what `w` multiplies next; the adapter's products read rows of masks, which lie together.
 static void give_row(const Matrix *w, const Step *step, const float *x, int64_t row) {
     prepare_row(w, x, step->inputs, row);

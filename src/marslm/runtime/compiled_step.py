@@ -28,6 +28,9 @@ from marslm.runtime.work import Work, mask_rows, output_rows
 
 _SOURCE = Path(__file__).with_suffix(".c")
 
+_MOST_PARTS = 1 << 24
+"""Floats of room for what rows read in each span: 64 MB."""
+
 
 def compiled_step(decoder: Decoder, cache: SlotCache, mask_token_id: int) -> CompiledStep | None:
     """Return the compiled layers of `decoder` over `cache`, None if they cannot be had."""
@@ -116,8 +119,10 @@ class _Room:
         step.wide, step.narrow, step.low = (each.data_ptr() for each in self._kept)
         step.inputs, step.mask_inputs = self._inputs.rows, self._mask_inputs.rows
         size = step.rows * step.spans * self._part_size
+        if size > _MOST_PARTS:
+            return  # threads then share rows, not spans
         if size > len(self._parts):
-            self._parts = torch.empty(2 * size)
+            self._parts = torch.empty(min(2 * size, _MOST_PARTS))
         step.parts = self._parts.data_ptr()
 
 

@@ -38,7 +38,7 @@ class Drafts:
             chances.append(reach)
             if reach <= floor:
                 break
-        self.tokens, self._origins = tokens[: len(chances)], origins
+        self.tokens, self._origins = tokens[: len(chances)], origins[: len(chances)]
         self._single, self.chances = single, chances
 
     @property
