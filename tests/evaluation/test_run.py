@@ -84,6 +84,23 @@ def test_a_folder_holds_one_evaluation(tmp_path: Path) -> None:
         run(short, tmp_path, ignore)
 
 
+def test_results_belong_to_the_weights_of_an_adapter(tmp_path: Path) -> None:
+    """Where its folder lies and what its card says changes no answer."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+        (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    plan = replace(PLAN, adapter=str(here))
+    identity = plan.identity
+    (there / "README.md").write_text("A card.")
+    assert replace(plan, adapter=str(there)).identity == identity
+    for name in ("adapter_model.safetensors", "mars.json", "calibration.json"):
+        (there / name).write_bytes(b"others")
+        changed = replace(plan, adapter=str(there)).identity
+        assert changed != identity
+        identity = changed
+
+
 def test_results_without_items_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no results of a decoding mode: run marslm eval"):
         read_items(tmp_path)

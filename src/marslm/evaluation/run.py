@@ -32,8 +32,11 @@ from marslm.evaluation.modes import BASE, Mode
 from marslm.evaluation.rows import rows_of
 from marslm.evaluation.sandbox import check_sandbox
 from marslm.evaluation.tasks import build_tasks, check_local_files
+from marslm.models.adapter import CONFIG_FILE
+from marslm.models.calibration import FILE_NAME as CALIBRATION_FILE
 from marslm.models.loading import MarsModel, load, load_tokenizer
 from marslm.models.quantize import Quantize
+from marslm.models.record import FILE_NAME as RECORD_FILE
 from marslm.report import Row
 from marslm.runtime.params import SamplingParams
 
@@ -80,7 +83,6 @@ class Plan:
         versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
         return {
             "model": self.model,
-            "adapter": self.adapter,
             "adapter_sha256": _hash(self.adapter),
             "quantize": self.quantize,
             "suite": self.suite.name,
@@ -91,11 +93,15 @@ class Plan:
 
 
 def _hash(adapter: str | None) -> str | None:
-    """Return one hash over the files of an adapter."""
+    """Return one hash over the files of an adapter that decide what is decoded.
+
+    Its card, logs and measurements may change, and its folder may be moved.
+    """
     if adapter is None:
         return None
+    names = (CONFIG_FILE, RECORD_FILE, CALIBRATION_FILE, "*.safetensors")
     digest = hashlib.sha256()
-    for path in sorted(path for path in Path(adapter).iterdir() if path.is_file()):
+    for path in sorted(path for name in names for path in Path(adapter).glob(name)):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
 
