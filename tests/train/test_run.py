@@ -288,6 +288,24 @@ def test_a_continued_run_starts_at_the_adapters_loss(
     assert result.training["continues"]["steps"] == 25
 
 
+def test_a_lora_starts_from_half_of_a_mask_only_adapter(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    train(make_model(), examples, config_for("mask-only", learning_rate=1e-2), tmp_path / "first")
+    model = continued(tmp_path / "first", make_model)
+    network, _ = run_module.prepare(model, config_for("lora"))
+    result = train(
+        continued(tmp_path / "first", make_model), examples, config_for("lora"), tmp_path / "second"
+    )
+    assert result.training["continues"]["mode"] == "mask-only"
+    for name, update in model.adapter.updates.items():
+        layer = network.get_base_model().get_submodule(name)
+        torch.testing.assert_close(layer.get_delta_weight("default"), update.up @ update.down / 2)
+    embedding = network.get_base_model().get_input_embeddings()
+    mask = embedding(torch.tensor([model.mask_token_id]))[0]
+    torch.testing.assert_close(mask, model.adapter.mask_embedding.float())
+
+
 def test_an_adapter_that_does_not_fit_is_not_continued(
     make_model: MakeModel, examples: list[Example], tmp_path: Path
 ) -> None:
@@ -295,7 +313,7 @@ def test_an_adapter_that_does_not_fit_is_not_continued(
     model = continued(tmp_path / "first", make_model)
     for config, said in (
         (config_for("mask-only", rank=5), "has rank 4, not 5: give its rank"),
-        (config_for("lora"), "cannot be continued in mode lora: use mode mask-only"),
+        (config_for("full"), "cannot be continued in mode full: use mode mask-only or lora"),
     ):
         with pytest.raises(InputError, match=said):
             train(model, examples, config, tmp_path / "second")

@@ -214,7 +214,7 @@ def test_an_adapter_that_does_not_fit_is_refused(
     tune(make_job("lora", held_out=0, output=lora))
     for job, said in (
         (make_job(from_adapter=masks, settings={"rank": 3}), "has rank 2, not 3: give its rank"),
-        (make_job("lora", from_adapter=masks), "use mode mask-only"),
+        (make_job("full", from_adapter=masks), "use mode mask-only or lora"),
         (make_job(from_adapter=lora), "is not a mask-only adapter, so it cannot be continued"),
         (make_job(from_adapter=masks, mask_token_id=261), "mask token id 259: leave the other"),
         (make_job(from_adapter=tmp_path / "nowhere"), "no adapter at"),

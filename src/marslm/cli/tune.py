@@ -73,7 +73,9 @@ class Settings:
     ] = None
     from_adapter: Annotated[
         str | None,
-        panel_option(_RUN, metavar="DIR", help="Start from this adapter's weights; mask-only."),
+        panel_option(
+            _RUN, metavar="DIR", help="Start from this mask-only adapter; mask-only, lora."
+        ),
     ] = None
     rows: Annotated[int | None, panel_option(_DATA, help="Rows of the data to train on.")] = None
     held_out: Annotated[

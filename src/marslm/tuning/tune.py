@@ -62,8 +62,8 @@ class TuneJob:
     data: a file or Hub data set. rows: how many of its rows to train on. held_out: how many more,
     kept out of training, to measure on afterwards. answers: whose answers to learn; by default the
     model's own for mask-only and medusa, which have to guess them, and the data's otherwise. turns:
-    which of the data's assistant turns to learn. from_adapter: a mask-only adapter that the run
-    starts from.
+    which of the data's assistant turns to learn. from_adapter: a mask-only adapter that a run in
+    mode mask-only or lora starts from.
     """
 
     model: str
