@@ -70,15 +70,18 @@ def make(out: Path, *arguments: str) -> None:
 
 @pytest.mark.recipes
 def test_from_prompts_to_a_card(tmp_path: Path) -> None:
-    """The tiny model cannot write prompts, so held-out ones are given and `self` is left out."""
+    """The tiny model cannot write prompts, so held-out ones and what `self` leaves are given."""
     out = tmp_path / "out"
     out.mkdir()
     asked = [{"prompt": f"What is {i} + {i}, and why is it so?"} for i in range(4)]
     (out / "heldout.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     (out / "calibration.jsonl").write_text((out / "heldout.jsonl").read_text())
+    (out / "train-self.prompts.jsonl").write_text('{"seed": 0, "prompt": "What is rain?"}\n')
+    answered = {"prompt": "What is rain?", "response": "Water.", "source": "self"}
+    (out / "train-self.jsonl").write_text(json.dumps(answered) + "\n")
     make(out, "written", "data", "-o", "self", "-o", "heldout")
     rows = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
-    assert {row["source"].partition(".")[0] for row in rows} == {"instructions", "code"}
+    assert {row["source"].partition(".")[0] for row in rows} == {"self", "instructions", "code"}
     adapter = f"ADAPTER={out}/mask-only-gpu"
     make(out, "mask-only-gpu", "calibrate", "evaluate", "card", adapter)
     assert (out / "mask-only-gpu" / "calibration.json").exists()
