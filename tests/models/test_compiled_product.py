@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,21 @@ def awkward_rows(count: int, inputs: int, generator: torch.Generator) -> Tensor:
 SHAPES = [(16, 16), (32, 48), (576, 960), (1536, 576)]
 COUNTS = [*range(1, 20), 63, 64, 65, 70, 128, 150]
 """Fewer than are summed at once, a piece, and more."""
+
+
+@needs_kernel
+def test_threads_may_share_a_product() -> None:
+    """Its levels of rows lie in room of the thread's own."""
+    generator = torch.Generator().manual_seed(0)
+    kernel = make_linear(torch.randn(512, 512, generator=generator), pack=True, quantize="int8")
+    rows = [torch.randn(64, 512, generator=generator) for _ in range(2)]
+    expected = [kernel(each) for each in rows]
+
+    def right(index: int) -> bool:
+        return all(torch.equal(kernel(rows[index]), expected[index]) for _ in range(100))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(right, range(2)))
 
 
 @needs_kernel

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from collections.abc import Sequence
 from ctypes import c_int, c_int64, c_void_p
 from dataclasses import dataclass
@@ -139,23 +140,40 @@ class Scratch:
         self.rows = Rows(*(each.data_ptr() for each in self._kept))
 
 
+class _Room(threading.local):
+    """A thread's scratch, as large as its largest product needs: no two calls share it."""
+
+    def __init__(self) -> None:
+        self._inputs = self._parts = 0
+
+    def lend(self, inputs: int, parts: int = 1) -> ctypes._CArgObject:
+        """Return where there is room for a product; it is free again after the call."""
+        if inputs > self._inputs or parts > self._parts:
+            self._inputs, self._parts = max(inputs, self._inputs), max(parts, self._parts)
+            self._scratch = Scratch(self._inputs, self._parts)
+            self._place = ctypes.byref(self._scratch.rows)
+        return self._place
+
+
+_ROOM = _Room()
+
+
 class Product:
-    """x [rows, in] -> x @ weight.T + bias."""
+    """x [rows, in] -> x @ weight.T + bias. Threads may call it at once."""
 
     def __init__(self, weight: Weight, bias: Tensor | None) -> None:
         """Pack the weight."""
         self._run = _loaded().marslm_linear
         self.weight = Packed(weight, bias)
-        self._scratch = Scratch(self.weight.inputs)
-        self._places = ctypes.byref(self.weight.matrix), ctypes.byref(self._scratch.rows)
+        self._matrix = ctypes.byref(self.weight.matrix)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return a new [rows, out]."""
         x = x.contiguous()
         y = x.new_empty(len(x), self.weight.outputs)
-        weight, scratch = self._places
+        scratch = _ROOM.lend(self.weight.inputs)
         threads = torch.get_num_threads()
-        self._run(x.data_ptr(), weight, y.data_ptr(), scratch, len(x), threads)
+        self._run(x.data_ptr(), self._matrix, y.data_ptr(), scratch, len(x), threads)
         return y
 
 
@@ -173,15 +191,14 @@ class Update:
         self.ranks = self._down.outputs
         self.structure = LowRankUpdate(self._down.matrix, self._up.matrix, len(edges))
         self.structure.edges[: len(edges)] = edges
-        self._scratch = Scratch(max(self._down.inputs, self.ranks), parts=len(edges))
-        self._places = ctypes.byref(self.structure), ctypes.byref(self._scratch.rows)
+        self._update = ctypes.byref(self.structure)
 
     def __call__(self, y: Tensor, x: Tensor) -> None:
         """Add to y; both are contiguous."""
-        update, scratch = self._places
+        scratch = _ROOM.lend(max(self._down.inputs, self.ranks), self.structure.parts)
         low = x.new_empty(len(x), self.ranks)
         threads = torch.get_num_threads()
-        places = (x.data_ptr(), update, y.data_ptr(), low.data_ptr(), scratch)
+        places = (x.data_ptr(), self._update, y.data_ptr(), low.data_ptr(), scratch)
         self._run(*places, len(x), threads)
 
 
