@@ -89,3 +89,18 @@ def test_from_prompts_to_a_card(tmp_path: Path) -> None:
     assert f"{len(rows)} rows" in card
     assert " hours, 2 steps," in card
     assert "| lossless |" in card
+
+
+@pytest.mark.recipes
+def test_full_trees(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"prompt": "3 + 4 = ?"}) + "\n")
+    command = [sys.executable, str(RECIPE / "full_tree.py"), "--model", "tiny", "--block", "4"]
+    command += ["--strategies", "ar,full-tree", "--baseline", "none", "--data", str(prompts)]
+    command += ["--max-new-tokens", "24", "--json", str(tmp_path / "rows.json")]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    (tree,) = (row for row in rows if row["strategy"] == "full-tree")
+    assert tree["identical_to_ar"] == 1
+    # The last token, up to 3 drafts, and 3 masks after each outcome.
+    assert 4 < tree["rows_per_forward"] <= 1 + 3 + 4 * 3
