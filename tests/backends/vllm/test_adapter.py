@@ -28,7 +28,7 @@ TAU = {
     "extra_args": {"mars_mode": "tau", "mars_tau": 0.3},
 }
 LOSSLESS = {"max_tokens": TOKENS, "ignore_eos": True}
-FP8 = {
+FP8: dict[str, Any] = {
     "quant_method": "compressed-tensors",
     "format": "float-quantized",
     "ignore": ["lm_head"],
@@ -45,7 +45,7 @@ FP8 = {
         }
     },
 }
-AWQ = {
+AWQ: dict[str, Any] = {
     "quant_method": "awq",
     "bits": 4,
     "group_size": 32,
@@ -90,19 +90,41 @@ def test_masks_alone_feel_the_adapter(
 
 
 @pytest.fixture(scope="module")
-def fp8_checkpoint(letters_plain: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The letters model as others publish FP8 checkpoints: a scale for each output channel."""
-    folder = tmp_path_factory.mktemp("fp8") / "letters"
-    shutil.copytree(letters_plain["model"], folder)
-    weights = load_file(folder / "model.safetensors")
-    for name in [each for each in weights if each.endswith("proj.weight")]:
-        scale = weights[name].abs().amax(1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
-        weights[name] = (weights[name] / scale).to(torch.float8_e4m3fn)
-        weights[f"{name}_scale"] = scale
-    save_file(weights, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": FP8}))
-    return folder
+def quantised(
+    letters_plain: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """The letters model as others publish it: `layer` writes a linear layer's weights anew."""
+
+    def write(config: dict[str, Any], layer: Callable[[torch.Tensor], dict[str, Any]]) -> Path:
+        folder = tmp_path_factory.mktemp(config["quant_method"]) / "letters"
+        shutil.copytree(letters_plain["model"], folder)
+        weights = load_file(folder / "model.safetensors")
+        for name in [each for each in weights if each.endswith("proj.weight")]:
+            for part, values in layer(weights.pop(name)).items():
+                weights[f"{name.removesuffix('weight')}{part}"] = values
+        save_file(weights, folder / "model.safetensors")
+        whole = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**whole, "quantization_config": config}))
+        return folder
+
+    return write
+
+
+def fp8(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return FP8 weights with a scale for each output channel."""
+    scale = weight.abs().amax(1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+    return {"weight": (weight / scale).to(torch.float8_e4m3fn), "weight_scale": scale}
+
+
+def awq(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return zeros that load as AWQ weights of the same shape."""
+    outputs, inputs = weight.shape
+    groups = inputs // AWQ["group_size"]
+    return {
+        "qweight": torch.zeros(inputs, outputs // 8, dtype=torch.int32),
+        "qzeros": torch.zeros(groups, outputs // 8, dtype=torch.int32),
+        "scales": torch.ones(groups, outputs, dtype=torch.float16),
+    }
 
 
 @pytest.mark.parametrize("form", ["online", "checkpoint"])
@@ -110,7 +132,7 @@ def test_an_adapter_on_fp8_weights(
     run_engine: Run,
     letters_mars: dict[str, Any],
     letters_adapter: Path,
-    fp8_checkpoint: Path,
+    quantised: Callable[..., Path],
     letter_prompts: list[list[int]],
     form: str,
 ) -> None:
@@ -118,7 +140,7 @@ def test_an_adapter_on_fp8_weights(
     if form == "online":
         engine = {**letters_mars, "dtype": "bfloat16", "quantization": "fp8_per_channel"}
     else:
-        engine = {**letters_mars, "dtype": "bfloat16", "model": str(fp8_checkpoint)}
+        engine = {**letters_mars, "dtype": "bfloat16", "model": str(quantised(FP8, fp8))}
     off = {**LOSSLESS, "logprobs": 1, "extra_args": {"mars_mode": "off"}}
     calls = [{"prompts": letter_prompts, "params": [each]} for each in (off, TAU, LOSSLESS)]
     settings = {"mars": {"adapter": str(letters_adapter)}}
@@ -129,30 +151,15 @@ def test_an_adapter_on_fp8_weights(
     assert ids(tau) not in (ids(bare), ids(wanted))
 
 
-@pytest.fixture(scope="module")
-def awq_checkpoint(letters_plain: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint that loads as AWQ; its weights are zeros."""
-    folder = tmp_path_factory.mktemp("awq") / "letters"
-    shutil.copytree(letters_plain["model"], folder)
-    weights = load_file(folder / "model.safetensors")
-    for name in [each for each in weights if each.endswith("proj.weight")]:
-        outputs, inputs = weights.pop(name).shape
-        layer, groups = name.removesuffix(".weight"), inputs // AWQ["group_size"]
-        weights[f"{layer}.qweight"] = torch.zeros(inputs, outputs // 8, dtype=torch.int32)
-        weights[f"{layer}.qzeros"] = torch.zeros(groups, outputs // 8, dtype=torch.int32)
-        weights[f"{layer}.scales"] = torch.ones(groups, outputs, dtype=torch.float16)
-    save_file(weights, folder / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": AWQ}))
-    return folder
-
-
 def test_an_adapter_on_awq_weights_is_refused(
-    run_engine: Run, letters_mars: dict[str, Any], letters_adapter: Path, awq_checkpoint: Path
+    run_engine: Run,
+    letters_mars: dict[str, Any],
+    letters_adapter: Path,
+    quantised: Callable[..., Path],
 ) -> None:
     engine = {
         **letters_mars,
-        "model": str(awq_checkpoint),
+        "model": str(quantised(AWQ, awq)),
         "dtype": "bfloat16",
         "additional_config": {"mars": {"adapter": str(letters_adapter)}},
     }
