@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from helpers import build_model as build_small
 from marslm.data.encode import Example
 from marslm.errors import InputError
 from marslm.models.adapter import read_adapter
+from marslm.models.calibration import Calibration, read_calibration
 from marslm.models.loading import MarsModel
 from marslm.models.tiny import build_model, build_tokenizer
 from marslm.train import run as run_module
@@ -353,6 +355,32 @@ def test_resuming_with_another_rank_is_refused(
     train(make_model(), examples, config_for("lora", steps=1), tmp_path)
     with pytest.raises(InputError, match="started with another rank"):
         train(make_model(), examples, config_for("lora", steps=2, rank=5), tmp_path, resume=True)
+
+
+def test_resuming_on_another_model_is_refused(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    """What an adapter learned beside one model's weights is worth nothing beside another's."""
+    config = config_for("lora", steps=1)
+    train(make_model(), examples, config, tmp_path)
+    longer = replace(config, steps=2)
+    other = build_small("qwen2", seed=2, dtype=torch.float32)
+    with pytest.raises(InputError, match="started on another model: resume it with the --model"):
+        train(other, examples, longer, tmp_path, resume=True)
+    with pytest.raises(InputError, match="started with another mask_token_id"):
+        train(replace(make_model(), mask_token_id=261), examples, longer, tmp_path, resume=True)
+
+
+def test_thresholds_go_with_the_weights_that_they_were_measured_on(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    measured = Calibration("probability", {0.02: (0.9,)})
+    train(make_model(), examples, config_for("lora", steps=2), tmp_path)
+    measured.save(tmp_path)
+    train(make_model(), examples, config_for("lora", steps=2), tmp_path, resume=True)
+    assert read_calibration(tmp_path) == measured  # nothing was left to train
+    train(make_model(), examples, config_for("lora", steps=4), tmp_path, resume=True)
+    assert read_calibration(tmp_path) is None
 
 
 def test_no_examples(make_model: MakeModel, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl
 
 from marslm import files
 from marslm.errors import InputError
+from marslm.models.record import BaseMarks, MarsRecord
 from marslm.train.budget import Budget
 
 WEIGHTS = "trained.safetensors"
@@ -59,6 +60,24 @@ def check_same_settings(saved: dict[str, Any], now: dict[str, Any]) -> None:
             f"this run was started with another {other[0]} ({saved.get(other[0])}): resume "
             "with the same settings, or start anew in another folder"
         )
+
+
+def check_same_model(progress: dict[str, Any], now: MarsRecord) -> None:
+    """Raise InputError if a run would be resumed on a model or [MASK] that it was not started with.
+
+    Checkpoints that are older than this check say nothing about either, and pass.
+    """
+    if "base" not in progress:
+        return
+    mask, marks = progress["mask_token_id"], progress["base"]
+    saved = BaseMarks(**{**marks, "weights": tuple(marks["weights"])})
+    alike = saved.architecture == now.base.architecture and saved.tokenizer == now.base.tokenizer
+    if not (alike and saved.same_weights(now.base)):
+        raise InputError(
+            "this run was started on another model: resume it with the --model that it had, or "
+            "start anew in another folder"
+        )
+    check_same_settings({"mask_token_id": mask}, {"mask_token_id": now.mask_token_id})
 
 
 def last_checkpoint(folder: Path) -> Path | None:

@@ -85,7 +85,9 @@ def train(
     data = TwoStreamData(examples, config)
     # A mask-only run computes in the dtype of its frozen weights, with no autocast.
     narrow = computes_in_bfloat16(model.network) and config.mode != "mask-only"
-    trainer = MarsTrainer(objective, data, config, _checkpoints(folder), listener, bfloat16=narrow)
+    trainer = MarsTrainer(
+        objective, data, config, record, _checkpoints(folder), listener, bfloat16=narrow
+    )
     trainer.run(checkpoint)
     state = trainer.gathered_state()
     if not trainer.is_world_process_zero():

@@ -6,6 +6,7 @@ how they were trained.
 
 from __future__ import annotations
 
+import filecmp
 import json
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from marslm import files
 from marslm.models.adapter import CONFIG_FILE, MASK_ONLY_PEFT_TYPE, WEIGHTS_FILE
+from marslm.models.calibration import FILE_NAME as CALIBRATION_FILE
 from marslm.models.medusa import WEIGHTS_FILE as HEADS_FILE
 from marslm.models.medusa import MedusaHeads
 from marslm.models.record import FILE_NAME, MarsRecord
@@ -79,11 +81,23 @@ def save_model(
 
 
 def _publish(draft: Path, folder: Path) -> None:
-    """Move complete files from `draft` into `folder`, which is no result until its record is in."""
+    """Move complete files from `draft` into `folder`, which is no result until its record is in.
+
+    Thresholds that were measured on other weights go.
+    """
     (folder / FILE_NAME).unlink(missing_ok=True)
+    if not _has_same_weights(draft, folder):
+        (folder / CALIBRATION_FILE).unlink(missing_ok=True)
     for path in sorted(draft.iterdir(), key=lambda path: path.name == FILE_NAME):
         path.replace(folder / path.name)
     draft.rmdir()
+
+
+def _has_same_weights(draft: Path, folder: Path) -> bool:
+    return all(
+        (folder / path.name).exists() and filecmp.cmp(path, folder / path.name, shallow=False)
+        for path in draft.glob("*.safetensors")
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -25,6 +25,7 @@ from transformers import (
 
 from marslm.core.losses import LossCounts
 from marslm.errors import InputError
+from marslm.models.record import MarsRecord
 from marslm.train.arguments import training_arguments
 from marslm.train.attention import FLEX_ROWS
 from marslm.train.batches import TwoStreamData, collate
@@ -32,6 +33,7 @@ from marslm.train.budget import Budget
 from marslm.train.checkpoints import (
     WEIGHTS,
     SaveByTime,
+    check_same_model,
     check_same_settings,
     mark_complete,
     read_progress,
@@ -62,14 +64,19 @@ class MarsTrainer(Trainer):
         objective: Objective,
         data: TwoStreamData,
         config: TuneConfig,
+        record: MarsRecord,
         folder: Path,
         listener: Listener,
         *,
         bfloat16: bool = False,
     ) -> None:
-        """`folder`: where checkpoints go. `listener` hears progress. `bfloat16`: autocast to it."""
+        """`record`: of what is trained. `folder`: where checkpoints go. `listener` hears progress.
+
+        `bfloat16`: autocast to it.
+        """
         self._objective = objective
         self._config = config
+        self._record = record
         self._budget = Budget(config.steps, config.minutes)
         self._listener = listener
         super().__init__(
@@ -196,6 +203,8 @@ class MarsTrainer(Trainer):
             "elapsed": self._budget.shared_elapsed,
             "tokens": self._meter.all_tokens,
             "settings": self._settings,
+            "base": asdict(self._record.base),
+            "mask_token_id": self._record.mask_token_id,
             "objective": self._objective.memory(),
         }
         mark_complete(folder, progress)
@@ -206,6 +215,7 @@ class MarsTrainer(Trainer):
         if checkpoint is not None:
             progress = read_progress(checkpoint)
             check_same_settings(progress["settings"], self._settings)
+            check_same_model(progress, self._record)
             self._budget.continue_from(progress["elapsed"])
             self._meter.all_tokens = progress["tokens"]
             self._objective.remember(progress["objective"])
