@@ -101,6 +101,19 @@ def test_results_belong_to_the_weights_of_an_adapter(tmp_path: Path) -> None:
         identity = changed
 
 
+def test_results_belong_to_the_weights_of_a_model(tmp_path: Path) -> None:
+    """A run that was trained on lies in the same place as before."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"weights")
+    plan = replace(PLAN, model=str(model))
+    before = plan.identity
+    (model / "log.jsonl").write_text("{}")
+    assert plan.identity == before
+    (model / "model.safetensors").write_bytes(b"others")
+    assert plan.identity != before
+
+
 def test_results_without_items_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no results of a decoding mode: run marslm eval"):
         read_items(tmp_path)

@@ -42,6 +42,9 @@ from marslm.runtime.params import SamplingParams
 
 _TRIAL = SamplingParams(max_new_tokens=1)
 
+_PIECE = 1 << 20
+"""Bytes of a file that are read at once."""
+
 _VERSIONS = ("lm_eval", "torch", "transformers")
 
 
@@ -83,6 +86,7 @@ class Plan:
         versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
         return {
             "model": self.model,
+            "model_sha256": _hash(self.model) if Path(self.model).is_dir() else None,
             "adapter_sha256": _hash(self.adapter),
             "quantize": self.quantize,
             "suite": self.suite.name,
@@ -92,17 +96,20 @@ class Plan:
         }
 
 
-def _hash(adapter: str | None) -> str | None:
-    """Return one hash over the files of an adapter that decide what is decoded.
+def _hash(place: str | None) -> str | None:
+    """Return one hash over the files of a model's or adapter's folder that decide what is decoded.
 
     Its card, logs and measurements may change, and its folder may be moved.
     """
-    if adapter is None:
+    if place is None:
         return None
     names = (CONFIG_FILE, RECORD_FILE, CALIBRATION_FILE, "*.safetensors")
     digest = hashlib.sha256()
-    for path in sorted(path for name in names for path in Path(adapter).glob(name)):
-        digest.update(path.name.encode() + path.read_bytes())
+    for path in sorted(path for name in names for path in Path(place).glob(name)):
+        digest.update(path.name.encode())
+        with path.open("rb") as file:  # in pieces: a model's weights may be larger than the memory
+            while piece := file.read(_PIECE):
+                digest.update(piece)
     return digest.hexdigest()
 
 
