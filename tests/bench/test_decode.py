@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from helpers import build_model, random_prompts, solo, with_random_adapter
 from marslm.bench.decode import TRANSFORMERS, DecodeBench, EncodedPrompt
@@ -165,6 +167,23 @@ def test_the_baseline_never_writes_the_mask(model: MarsModel) -> None:
     with torch.no_grad():
         head[model.mask_token_id] = before
     assert model.mask_token_id not in answer.ids
+
+
+def test_a_checkpoints_own_settings_do_not_change_the_baseline(
+    model: MarsModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Qwen2.5's has a penalty: what it writes with that is not greedy decoding."""
+    plain = [solo(model, prompt, replace(PARAMS, strategy="ar")).ids for prompt in PROMPTS]
+    ends = sorted(model.end_token_ids)
+    own = GenerationConfig(eos_token_id=ends, pad_token_id=256, repetition_penalty=1.8)
+    monkeypatch.setattr(model.network, "generation_config", own)
+    found = [generate_with_transformers(model, [prompt], PARAMS)[0][0].ids for prompt in PROMPTS]
+    assert found == plain
+    endless = replace(PARAMS, ignore_eos=True)
+    for prompt in PROMPTS:
+        (answer,), _ = generate_with_transformers(model, [prompt], endless)
+        assert answer.ids == solo(model, prompt, replace(endless, strategy="ar")).ids
+    assert model.network.generation_config is own
 
 
 def test_what_the_baseline_does_not_compare(model: MarsModel) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, StoppingCriteria
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteria
 
 from marslm.bench.plain_answer import plain_answer
 from marslm.engine.api import Answer
@@ -55,7 +57,7 @@ def generate_with_transformers(
         raise InputError("the transformers baseline is measured greedily, with --batch 1")
     ends = None if params.ignore_eos else sorted(model.end_token_ids)
     [new], seconds = generate_batch(model, prompts, params.max_new_tokens, ends)
-    answer = plain_answer(model, prompts[0], new, model.end_token_ids)
+    answer = plain_answer(model, prompts[0], new, frozenset(ends or ()))
     return [answer], [(each, 1) for each in seconds]
 
 
@@ -65,11 +67,10 @@ def generate_batch(
     """Return greedy answers to prompts of one length, and the seconds of each decoding forward."""
     clock = _Clock()
     ids = torch.tensor(prompts, device=model.network.device)
-    with torch.inference_mode():
+    with _without_own_settings(model.network), torch.inference_mode():
         out: Any = model.network.generate(  # type: ignore[operator]
             ids,
             attention_mask=torch.ones_like(ids),
-            # A configuration of its own: a checkpoint's may hold penalties, which are not greedy.
             generation_config=GenerationConfig(  # type: ignore[no-untyped-call]
                 max_new_tokens=max_new_tokens,
                 do_sample=False,
@@ -81,3 +82,17 @@ def generate_batch(
         )
     answers = out[:, ids.shape[1] :].tolist()
     return answers, [after - before for before, after in pairwise(clock.times)]
+
+
+@contextmanager
+def _without_own_settings(network: PreTrainedModel) -> Iterator[None]:
+    """Put the checkpoint's generation settings aside: penalties are not greedy.
+
+    What `generate` is not told it takes from there, end tokens too.
+    """
+    own = network.generation_config
+    network.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        network.generation_config = own
