@@ -24,6 +24,16 @@ def test_reports_become_one_picture(tmp_path: Path) -> None:
     assert (tmp_path / "speed.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 
+def test_kinds_without_a_speed_of_their_own_do_not_matter(tmp_path: Path) -> None:
+    """In a batch prompts of several kinds share their steps."""
+    report = write_rows(tmp_path / "a.json", ("ar", 20.0, 1.0, None), ("mars", 30.0, 0.5, 0.7))
+    rows = json.loads(report.read_text())["rows"]
+    kinds = [{**row, "kind": "qa", "tokens_per_second": None} for row in rows]
+    report.write_text(json.dumps({"rows": [*rows, *kinds]}))
+    plot_speed_agreement([report], tmp_path / "speed.svg")
+    assert (tmp_path / "speed.svg").exists()
+
+
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path) -> None:
     lonely = write_rows(tmp_path / "a.json", ("mars", 30.0, 0.5, 0.7))
     with pytest.raises(InputError, match="no row of ar"):

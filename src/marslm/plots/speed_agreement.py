@@ -45,7 +45,7 @@ Point = tuple[float, float, float | None]
 def _points(reports: Sequence[Path]) -> dict[str, list[Point]]:
     points: dict[str, list[Point]] = {}
     for report in reports:
-        rows = [row for row in _rows(report) if "kind" not in row]
+        rows = _rows(report)
         plain = [row["tokens_per_second"] for row in rows if row["strategy"] == "ar"]
         if not plain:
             raise InputError(f"{report} has no row of ar to compare with: add it to --strategies")
@@ -56,7 +56,8 @@ def _points(reports: Sequence[Path]) -> dict[str, list[Point]]:
 
 
 def _rows(report: Path) -> list[dict[str, Any]]:
-    rows = read_rows(report)
+    """Return the overall rows; those of a kind may have no speed of their own, in a batch."""
+    rows = [row for row in read_rows(report) if "kind" not in row]
     if not all(row.get("tokens_per_second") and "identical_to_ar" in row for row in rows):
         raise InputError(f"{report} is not a report of `marslm bench decode --json FILE`")
     return rows
