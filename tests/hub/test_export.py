@@ -87,6 +87,9 @@ def test_what_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
     adapter = adapter_for(base, "mask-only", tmp_path / "mask-only")
     with pytest.raises(InputError, match="mask-only adapter cannot be merged"):
         export_merged(str(base), tmp_path / "out", adapter=adapter)
+    heads = adapter_for(base, "medusa", tmp_path / "medusa")
+    with pytest.raises(InputError, match="Medusa heads cannot be merged"):
+        export_merged(str(base), tmp_path / "out", adapter=heads)
     with pytest.raises(InputError, match="was not trained"):
         export_merged(str(base), tmp_path / "out")
     with pytest.raises(InputError, match="exists already"):

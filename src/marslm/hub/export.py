@@ -30,8 +30,8 @@ def export_merged(
 
     dtype: what the weights are stored in; default what `load` chooses, float32 on a CPU.
 
-    Raises InputError if `output` exists, if nothing was trained, or if the adapter is mask-only:
-    it changes the rows of masks alone, which no single matrix can.
+    Raises InputError if `output` exists, if nothing was trained, if the adapter is mask-only (it
+    changes the rows of masks alone, which no single matrix can), or if it is Medusa heads.
     """
     if output.exists():
         raise InputError(f"{output} exists already; name a folder that does not")
@@ -59,6 +59,11 @@ def _mergeable(model: MarsModel) -> MarsRecord:
         raise InputError(
             "a mask-only adapter cannot be merged: it changes the rows of masks alone; serve it "
             "beside its base model, or train one with `marslm tune --mode lora`"
+        )
+    if model.heads is not None:
+        raise InputError(
+            "Medusa heads cannot be merged: no stock architecture has them; serve them with "
+            "--adapter and --strategy medusa"
         )
     if model.record is None:
         raise InputError(
