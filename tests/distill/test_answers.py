@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from marslm.data.encode import Example, encode_prompt
 from marslm.distill.answers import AnswerProgress, answer_all
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
+from marslm.models.tiny import build_tokenizer
 from marslm.runtime.params import SamplingParams
 
 ASKED = ("Hi", "What is it?", "Tell me a long story about a cat.", "a", "12 + 30?", "Hm")
@@ -210,3 +212,15 @@ def test_the_adapter_of_a_model_does_not_change_its_answers(
     adapted = with_random_adapter(model)
     assert answer(adapted, dialogues, tmp_path / "cache.jsonl") == expected
     assert adapted.network.dtype == torch.float64
+
+
+def test_a_prompt_names_the_tools_that_its_row_offers(model: MarsModel, tmp_path: Path) -> None:
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = "{{ tools | tojson if tools }}" + str(tokenizer.chat_template)
+    model = replace(model, tokenizer=tokenizer)
+    tools = '[{"type": "function", "function": {"name": "look", "parameters": {}}}]'
+    asked = (Message("user", "Look!"), Message("assistant", "gold"))
+    (found,) = answer(model, [Dialogue(asked, "a.jsonl:1", tools=tools)], tmp_path / "a.jsonl")
+    prompt = encode_prompt(model.tokenizer, asked[:1], tools=tools)
+    assert prompt != encode_prompt(model.tokenizer, asked[:1])
+    assert list(found.ids[: len(prompt)]) == prompt

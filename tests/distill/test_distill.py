@@ -95,6 +95,20 @@ def test_excluded_prompts_are_left_out(scripted: Any, asked: str, tmp_path: Path
     assert "spider" not in (tmp_path / "out.jsonl").read_text()
 
 
+def test_rows_of_an_earlier_run_are_not_excluded_too_late(
+    scripted: Any, asked: str, tmp_path: Path
+) -> None:
+    """Whoever holds prompts back believes that no row of the file is near them."""
+    run(job(tmp_path, prompts=asked), scripted(speak))
+    before = (tmp_path / "out.jsonl").read_text()
+    (tmp_path / "held.jsonl").write_text(json.dumps({"prompt": SPIDER.upper()}) + "\n")
+    options = {"prompts": asked, "exclude": [str(tmp_path / "held.jsonl")]}
+    place = next(n for n, line in enumerate(before.splitlines(), 1) if SPIDER in line)
+    with pytest.raises(InputError, match=rf"out\.jsonl: excluded prompts are in line {place}: "):
+        run(job(tmp_path, **options), scripted(speak))
+    assert (tmp_path / "out.jsonl").read_text() == before
+
+
 def test_a_second_run_answers_only_what_is_missing(
     scripted: Any, asked: str, tmp_path: Path
 ) -> None:

@@ -115,3 +115,17 @@ def test_seeds_start_where_they_are_told(scripted: Any, tmp_path: Path) -> None:
     writer = scripted(text_of)
     collect(source(writer, tmp_path, first_seed=1000), 1)
     assert min(request.seed for request in writer.asked) == 1000
+
+
+def test_prompts_of_an_earlier_run_are_excluded_too(scripted: Any, tmp_path: Path) -> None:
+    def speak(prompt: Prompt, seed: int) -> Written:
+        return Written(f"What does word{seed} do to item{seed}?", 7, False)
+
+    first, _, _ = collect(source(scripted(speak), tmp_path), 3)
+    held_out = first[1]["prompt"]
+    known = Known([f"Say: {held_out}"])
+    place = PromptSource(scripted(speak), TOKENIZER, tmp_path / "a.prompts.jsonl", known)
+    rows, dropped, _ = collect(place, 3)
+    assert len(rows) == 3
+    assert held_out not in [row["prompt"] for row in rows]
+    assert dropped["excluded"] == 1

@@ -83,7 +83,8 @@ def answer_all(
     Raises InputError if no prompt has room.
     """
     prompts = {
-        dialogue.source: encode_prompt(model.tokenizer, dialogue.prompt) for dialogue in dialogues
+        dialogue.source: encode_prompt(model.tokenizer, dialogue.prompt, tools=dialogue.tools)
+        for dialogue in dialogues
     }
     short = {s: ids for s, ids in prompts.items() if len(ids) + max_new_tokens <= max_length}
     if not short:

@@ -54,6 +54,7 @@ def distill(
     start, report = time.monotonic(), DistillReport()
     there = _rows_there(job)
     excluded = _excluded(job.exclude)
+    _check_not_excluded(job, there, excluded)
     wanted = _given(job, excluded, report)
     wanted += _self_written(job, writer, tokenizer, excluded, report, listener)
     done = {_key(row["messages"][:-1]) for row in there}
@@ -87,6 +88,26 @@ def _excluded(sources: Iterable[str]) -> list[str]:
     ]
 
 
+def _check_not_excluded(job: DistillJob, rows: list[dict[str, Any]], excluded: list[str]) -> None:
+    """Raise InputError if rows of an earlier run, which knew of less, are excluded now."""
+    known = Known(excluded)
+    lines = [
+        str(number)
+        for number, row in enumerate(rows, 1)
+        if known.why_known(_text(message["content"] for message in row["messages"][:-1]))
+    ]
+    if lines:
+        raise InputError(
+            f"{job.output}: excluded prompts are in line {', '.join(lines)}: delete that, or name "
+            "another output"
+        )
+
+
+def _text(contents: Iterable[str]) -> str:
+    """Return a prompt as the text by which it is known."""
+    return "\n".join(contents)
+
+
 def _given(job: DistillJob, excluded: list[str], report: DistillReport) -> list[_Wanted]:
     """Return the given prompts, without repeated and excluded ones.
 
@@ -96,7 +117,7 @@ def _given(job: DistillJob, excluded: list[str], report: DistillReport) -> list[
         return []
     known, wanted = Known(excluded), []
     for dialogue in read_dialogues(job.prompts, rows=job.rows, need_answers=False):
-        text = "\n".join(message.content for message in dialogue.prompt)
+        text = _text(message.content for message in dialogue.prompt)
         why = "with tools" if dialogue.tools else known.why_known(text)
         if why:
             report.answers_dropped[why] += 1

@@ -58,8 +58,13 @@ class PromptSource:
         InputError when hardly any attempt gives a prompt.
         """
         rows = read_rows(self.record, "seed")
-        kept = [row for row in rows if "prompt" in row][:wanted]
         dropped = Counter(str(row["dropped"]) for row in rows if "dropped" in row)
+        there = [row for row in rows if "prompt" in row]
+        # An earlier run may have excluded less; its prompts are no repetitions of one another.
+        kept = [row for row in there if not self.known.why_known(row["prompt"])]
+        if len(kept) < len(there):
+            dropped["excluded"] += len(there) - len(kept)
+        del kept[wanted:]
         for row in kept:
             self.known.add(row["prompt"])
         before = len(kept)
