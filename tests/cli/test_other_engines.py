@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Cli = Callable[..., Any]
 
 
@@ -18,9 +20,24 @@ def test_serving_with_vllm_where_it_is_not_installed(cli: Cli, model_folder: Pat
 
 def test_backends_that_there_are_not(cli: Cli) -> None:
     assert "no backend 'sglang': choose marslm or vllm" in cli("serve", "--backend", "sglang").err
-    result = cli("serve", "--backend", "vllm", "--slo", "queue=4")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--slo", "queue=4"),
+        ("--quantize", "int8"),
+        ("--timeout", "30"),
+        ("--max-waiting", "5"),
+        ("--cache-mb", "100"),
+        ("--log-level", "debug"),
+        ("--cors-origin", "http://here"),
+    ],
+)
+def test_options_that_vllm_would_not_hear_are_refused(cli: Cli, options: tuple[str, str]) -> None:
+    result = cli("serve", "--backend", "vllm", *options)
     assert result.code == 2
-    assert "--backend vllm knows no --quantize, --slo" in result.err
+    assert f"--backend vllm knows no {options[0]}: give vLLM's own options" in result.err
 
 
 def test_export_names_what_it_wrote(
@@ -47,3 +64,12 @@ def test_a_whole_trained_model_is_exported(cli: Cli, model_folder: Path, tmp_pat
     assert "LlamaForCausalLM, [MASK] is token" in result.out
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["mask_token_id"] == config["pard_token"]
+
+
+def test_a_benchmark_without_a_prompt_that_fits(
+    cli: Cli, model_folder: Path, write_rows: Callable[..., Path]
+) -> None:
+    data = ("--data", write_rows(), "--max-length", 20)
+    result = cli("bench", "vllm", "-m", model_folder, *data)
+    assert result.code == 2
+    assert "no prompt leaves room for 64 new tokens within --max-length 20" in result.err

@@ -59,17 +59,24 @@ def vllm(
     from marslm.cli.render import console, print_rows
     from marslm.data.encode import encode_prompt
     from marslm.data.spec_bench import read_prompts
+    from marslm.errors import InputError
     from marslm.models.loading import load_tokenizer
     from marslm.report import write_report
 
     tokenizer = load_tokenizer(model)
     texts = read_prompts(data, count=prompts, data_folder=None)
     encoded = [encode_prompt(tokenizer, text.messages) for text in texts]
+    fitting = [ids for ids in encoded if len(ids) + max_new_tokens < max_length]
+    if not fitting:
+        raise InputError(
+            f"no prompt leaves room for {max_new_tokens} new tokens within --max-length "
+            f"{max_length}: raise it"
+        )
     with console.status("starting") as status:
         rows = run_bench(
             place_of(model),
             options.find_adapter(model, adapter),
-            [ids for ids in encoded if len(ids) + max_new_tokens < max_length],
+            fitting,
             requests=options.counts("--requests", requests),
             tau=tau,
             max_new_tokens=max_new_tokens,

@@ -5,7 +5,7 @@ Knows nothing about how requests are answered.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -25,6 +25,9 @@ marslm serve --slo=tpot=40ms --strategy mars --tau-range 0.6,0.95
 
 MARSLM_API_KEY=... marslm serve --host 0.0.0.0 --port 9000 --slots 16
 """
+
+_USUAL: dict[str, str | None] = {"quantize": "none", "log_level": "info", "otlp_endpoint": None}
+"""Defaults of options that no group holds."""
 
 _NETWORK = "Network"
 _LOAD = "Load"
@@ -96,9 +99,12 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: OpenAI's API under /v1, a page at /, metrics at /metrics."""
     if backend != "marslm":
-        beyond = (quantize, load.slo, otlp_endpoint, network.cors_origin)
-        if backend != "vllm" or beyond != ("none", None, None, None):
-            raise _no_backend(backend)
+        others: dict[str, str | None] = {
+            "quantize": quantize,
+            "log_level": log_level,
+            "otlp_endpoint": otlp_endpoint,
+        }
+        _check_backend(backend, network, load, others)
         _serve_with_vllm(model, adapter, strategy, tau, name, network, load)
     from marslm.engine.async_engine import AsyncEngine
     from marslm.engine.engine import Engine
@@ -129,15 +135,24 @@ def serve(
         make_server(app, drain=load.drain).run(sockets=[socket])
 
 
-def _no_backend(backend: str) -> Exception:
+_VLLM_TAKES = {"host", "port", "api_key", "slots", "max_length"}
+
+
+def _check_backend(
+    backend: str, network: Network, load: Load, others: dict[str, str | None]
+) -> None:
+    """Raise InputError for an unknown backend, or an option given that vLLM would not hear."""
     from marslm.errors import InputError
 
-    if backend == "vllm":
-        return InputError(
-            "--backend vllm knows no --quantize, --slo, --otlp-endpoint and --cors-origin: give "
-            "vLLM's own options to `vllm serve` (docs/vllm.md)"
-        )
-    return InputError(f"no backend {backend!r}: choose marslm or vllm")
+    if backend != "vllm":
+        raise InputError(f"no backend {backend!r}: choose marslm or vllm")
+    usual = {**asdict(Network()), **asdict(Load()), **_USUAL}
+    for name, value in {**asdict(network), **asdict(load), **others}.items():
+        if name not in _VLLM_TAKES and value != usual[name]:
+            raise InputError(
+                f"--backend vllm knows no --{name.replace('_', '-')}: give vLLM's own options to "
+                "`vllm serve` (docs/vllm.md)"
+            )
 
 
 def _serve_with_vllm(
