@@ -14,11 +14,17 @@ from typing import Any
 
 import httpx2
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
-from helpers import solo
+from helpers import build_model, solo
+from marslm.engine.async_engine import AsyncEngine
+from marslm.engine.engine import Engine
 from marslm.models.loading import MarsModel
 from marslm.runtime.params import SamplingParams
-from serve.conftest import Running, Serve, chat, events_of, wait_for
+from marslm.serve.app import create_app
+from marslm.serve.config import ServeConfig
+from serve.conftest import NAME, Running, Serve, chat, events_of, wait_for
 
 ENDLESS = {"max_tokens": 4000, "ignore_eos": True, "marslm": {"strategy": "ar"}}
 
@@ -148,6 +154,20 @@ def test_the_key_guards_v1_alone(serve: Serve) -> None:
         assert allowed.status_code == 200
         for path in ("/health", "/ready", "/metrics", "/"):
             assert http.get(path).status_code == 200
+
+
+def test_the_key_is_wanted_below_a_mount_too() -> None:
+    """Ray's route prefixes and other applications put a prefix before /v1."""
+    small = build_model("llama", hidden_size=16, layers=1, context=64)
+    engine = AsyncEngine(Engine(small, slots=1, pack=False))
+    parent = FastAPI()
+    parent.mount("/llm", create_app(engine, ServeConfig(NAME, api_key="sesame")))
+    client = TestClient(parent)
+    assert client.get("/llm/health").status_code == 200
+    assert client.get("/llm/v1/models").status_code == 401
+    known = {"authorization": "Bearer sesame"}
+    assert client.get("/llm/v1/models", headers=known).status_code == 200
+    engine.close()
 
 
 def test_cors_is_off_unless_asked_for(serve: Serve) -> None:

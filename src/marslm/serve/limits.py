@@ -24,7 +24,7 @@ class ApiKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection."""
-        if scope["type"] == "http" and scope["path"].startswith("/v1") and not self._knows(scope):
+        if scope["type"] == "http" and _needs_key(scope) and not self._knows(scope):
             error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             await error.response(scope, receive, send)
             return
@@ -34,6 +34,12 @@ class ApiKey:
         # Comparing takes the same time wherever the first difference is.
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")
         return hmac.compare_digest(given, self._expected)
+
+
+def _needs_key(scope: Scope) -> bool:
+    """Return whether a path leads under /v1; below a mount or a prefix it begins with that."""
+    path: str = scope["path"]
+    return any(p.startswith("/v1") for p in (path, path.removeprefix(scope.get("root_path", ""))))
 
 
 class BodyLimit:
