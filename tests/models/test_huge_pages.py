@@ -29,6 +29,12 @@ def test_one_lies_behind_the_other() -> None:
     assert second.data_ptr() - first.data_ptr() == 64
 
 
+def test_a_kernel_that_refuses_the_advice_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one does that was built without large pages, though Python knows them."""
+    monkeypatch.setattr(huge_pages, "_HUGE", 9999)
+    assert torch.equal(HugePages().copy(torch.ones(5)), torch.ones(5))
+
+
 def test_a_system_without_large_pages_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "_HUGE", None)
     assert torch.equal(HugePages().copy(torch.ones(5)), torch.ones(5))

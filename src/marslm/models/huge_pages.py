@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -44,5 +45,6 @@ def _allocate(size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8)
     # Only private memory gets huge pages, and Python's default is shared.
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(_HUGE)
+    with suppress(OSError):  # Python knows the advice; a kernel may be built without it
+        memory.madvise(_HUGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
