@@ -9,6 +9,7 @@ import pytest
 
 from marslm.engine.speed import SpeedKnob
 from marslm.errors import InputError
+from marslm.serve.config import ServeConfig
 from marslm.serve.policy import LoadPolicy, PaceMeter, Target, block_dial, parse_target, tau_dial
 from serve.conftest import Running, Serve, chat, wait_for
 
@@ -134,6 +135,12 @@ def test_the_tau_dial() -> None:
     assert knob.tau == 0.5
     with pytest.raises(InputError, match="lower bound first"):
         tau_dial(knob, 0.9, 0.5)
+
+
+def test_a_server_is_not_configured_with_a_range_that_its_policy_would_refuse() -> None:
+    """The policy is a task, whose error nobody would hear."""
+    with pytest.raises(InputError, match="lower bound first"):
+        ServeConfig("letters", tau_range=(0.95, 0.6))
 
 
 def test_the_block_dial() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from marslm.serve.policy import Target
+from marslm.serve.policy import Target, check_tau_range
 
 
 @dataclass(frozen=True)
@@ -27,3 +27,7 @@ class ServeConfig:
     cors_origins: tuple[str, ...] = ()
     target: Target | None = None
     tau_range: tuple[float, float] = (0.6, 0.95)
+
+    def __post_init__(self) -> None:
+        """Raise InputError for a range that no policy could use: its task would end unheard."""
+        check_tau_range(*self.tau_range)

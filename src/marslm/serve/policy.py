@@ -142,14 +142,19 @@ def block_dial(knob: SpeedKnob, largest: int) -> Dial:
     return Dial("block", list(range(largest, 0, -1)), set_block)
 
 
-def tau_dial(knob: SpeedKnob, lowest: float, highest: float, levels: int = 6) -> Dial:
-    """Return a dial over tau from `highest` down to `lowest`; InputError unless 0 < low < high."""
+def check_tau_range(lowest: float, highest: float) -> None:
+    """Raise InputError unless 0 < lowest < highest <= 1."""
     check_tau(lowest)
     check_tau(highest)
     if lowest >= highest:
         raise InputError(
             f"the policy's tau range is {lowest}..{highest}: give the lower bound first"
         )
+
+
+def tau_dial(knob: SpeedKnob, lowest: float, highest: float, levels: int = 6) -> Dial:
+    """Return a dial over tau from `highest` down to `lowest`, as `check_tau_range` wants them."""
+    check_tau_range(lowest, highest)
     step = (highest - lowest) / (levels - 1)
 
     def set_tau(value: float) -> None:
