@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import letters, solo
+from helpers import build_model, letters, solo
 from marslm.engine.async_engine import (
     AnswerStream,
     AsyncEngine,
+    EngineStoppedError,
     Piece,
     QueueFullError,
     RequestFailedError,
@@ -30,6 +31,7 @@ from marslm.strategies.lossless import Lossless
 
 PROMPTS = [letters(length, random.Random(length)) for length in (4, 12, 25, 7, 33)]
 PARAMS = SamplingParams(max_new_tokens=30, strategy="lossless-chain")
+SMALL = build_model("llama", hidden_size=16, layers=1, context=64)
 
 
 @pytest.fixture
@@ -204,6 +206,43 @@ def test_closing_ends_what_runs(fitted_model: MarsModel) -> None:
         return await read(stream)
 
     assert asyncio.run(run())[-1].finish_reason == "abort"
+
+
+def test_a_closed_engine_refuses_at_once() -> None:
+    engine = AsyncEngine(Engine(SMALL, slots=1, pack=False))
+    engine.close()
+
+    async def run() -> None:
+        with pytest.raises(EngineStoppedError):
+            await asyncio.wait_for(engine.submit([(PROMPTS[0], PARAMS)]), 20)
+
+    asyncio.run(run())
+    assert engine.open_requests == 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_a_fault_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = AsyncEngine(Engine(SMALL, slots=1, pack=False))
+
+    def broken() -> None:
+        raise ArithmeticError("a fault outside any request")
+
+    monkeypatch.setattr(engine.engine, "step_contained", broken)
+
+    async def run() -> None:
+        stream = await engine.submit([(PROMPTS[0], PARAMS)])
+        with pytest.raises(EngineStoppedError):
+            await asyncio.wait_for(read(stream), 20)
+        with pytest.raises(EngineStoppedError):
+            await asyncio.wait_for(engine.submit([(PROMPTS[0], PARAMS)]), 20)
+        stream.abort()
+
+    asyncio.run(run())
+    engine.close()
+    assert not engine.alive
+    assert engine.open_requests == 0
 
 
 def test_queue_time_is_told(engine: AsyncEngine) -> None:

@@ -36,7 +36,7 @@ class QueueFullError(Exception):
 
 
 class EngineStoppedError(Exception):
-    """The engine stopped before the answer had ended."""
+    """The engine stopped before the answer had ended, or had begun."""
 
 
 class RequestFailedError(Exception):
@@ -123,6 +123,7 @@ class AsyncEngine:
         self.max_waiting = max_waiting
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._open: dict[int, tuple[AnswerStream, int]] = {}
+        self._stopped = False
         self._count = 0
         self._count_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="marslm-engine", daemon=True)
@@ -141,12 +142,15 @@ class AsyncEngine:
     async def submit(self, requests: ListOf[Request]) -> AnswerStream:
         """Queue prompts of token ids, all or none, and return the stream of their answers.
 
-        Raises InputError for one that cannot be answered and QueueFullError when too many wait.
+        Raises InputError for one that cannot be answered, QueueFullError when too many wait and
+        EngineStoppedError once the thread has ended.
         """
         self._reserve(len(requests))
         loop, now = asyncio.get_running_loop(), time.perf_counter()
         added: Future[AnswerStream] = Future()
         self._commands.put(lambda: self._resolve(added, requests, now, loop))
+        if self._stopped:
+            self._refuse_rest()
         try:
             return await asyncio.wrap_future(added)
         except asyncio.CancelledError:
@@ -167,21 +171,40 @@ class AsyncEngine:
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            for command in self._take_commands():
-                if command is None:
-                    self._abort(*list(self._open))
-                    return
-                command()
-            if self.engine.busy:
-                self._step()
+        try:
+            while self._obey():
+                if self.engine.busy:
+                    self._step()
+        finally:
+            self._stop()
 
-    def _take_commands(self) -> list[Command]:
-        """Return what has been asked for; wait for it if there is nothing else to do."""
-        commands = [] if self.engine.busy else [self._commands.get()]
-        while not self._commands.empty():
-            commands.append(self._commands.get())
-        return commands
+    def _obey(self) -> bool:
+        """Do what has been asked for; wait for it if there is nothing else. False: to end."""
+        idle = not self.engine.busy
+        while idle or not self._commands.empty():
+            command = self._commands.get()
+            if command is None:
+                self._abort(*list(self._open))
+                return False
+            command()
+            idle = False
+        return True
+
+    def _stop(self) -> None:
+        """Leave nobody waiting, whether the thread was told to end or a fault ended it."""
+        self._stopped = True
+        self._interrupt()
+        for number in list(self._open):
+            self._close(number)
+        self._refuse_rest()
+
+    def _refuse_rest(self) -> None:
+        """Carry out what nobody else will: whoever asks after `_stop` has looked calls this."""
+        with suppress(queue.Empty):
+            while True:
+                command = self._commands.get_nowait()
+                if command is not None:
+                    command()
 
     def _reserve(self, requests: int) -> None:
         with self._count_lock:
@@ -205,6 +228,8 @@ class AsyncEngine:
             self._leave(len(requests))
             return
         try:
+            if self._stopped:
+                raise EngineStoppedError("the engine has stopped")
             added.set_result(self._add(requests, now, loop))
         except Exception as error:
             self._leave(len(requests))

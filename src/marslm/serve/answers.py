@@ -50,6 +50,8 @@ class Answers:
             wait = service.seconds_until_room()
             message = f"{error}: try again in {wait} s"
             raise ApiError(429, message, code="queue_full", retry_after=wait) from error
+        except EngineStoppedError as error:
+            raise _shutting_down() from error
         except InputError as error:
             raise errors.of_input(error) from error
         service.metrics.prompt_tokens.inc(prompt_tokens)
@@ -65,8 +67,7 @@ class Answers:
             message = f"the request took longer than {self._service.config.timeout:g} s"
             raise ApiError(504, message, code="timeout") from error
         except EngineStoppedError as error:
-            message = "the server is shutting down: ask another, or again later"
-            raise ApiError(503, message, code="shutting_down") from error
+            raise _shutting_down() from error
         except Exception as error:
             logger.error("request failed", exc_info=error)
             raise errors.of_failure() from error
@@ -128,3 +129,8 @@ class Answers:
             "time_to_first_token": self._first_token,
             "seconds": seconds,
         }
+
+
+def _shutting_down() -> ApiError:
+    message = "the server is shutting down: ask another, or again later"
+    return ApiError(503, message, code="shutting_down")
