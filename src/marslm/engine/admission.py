@@ -44,11 +44,7 @@ def check_params(model: MarsModel, params: SamplingParams, strategy: Strategy) -
     """Raise InputError for parameters that this model or this strategy cannot honour."""
     _check_token_ids(model, params.logit_bias, "logit_bias")
     _check_token_ids(model, params.stop_token_ids, "stop_token_ids")
-    if strategy.reads_masks and model.heads is not None:
-        raise InputError(
-            f"{model.name} was loaded with Medusa heads, which are no training for masks: use "
-            "strategy medusa or ar"
-        )
+    check_served(model, strategy)
     if params.block == "full" and not strategy.takes_full_block:
         raise InputError(f"strategy {strategy.name} cannot take block full: give a number")
     refused = refused_fields(model, params, strategy)
@@ -61,6 +57,15 @@ def check_params(model: MarsModel, params: SamplingParams, strategy: Strategy) -
         raise InputError(
             f"strategy {strategy.name} cannot honour {', '.join(refused)}: leave it out, or use "
             "another strategy, such as lossless"
+        )
+
+
+def check_served(model: MarsModel, strategy: Strategy) -> None:
+    """Raise InputError for a strategy that reads masks of a model that has none."""
+    if strategy.reads_masks and model.heads is not None:
+        raise InputError(
+            f"{model.name} was loaded with Medusa heads, which are no training for masks: use "
+            "strategy medusa or ar"
         )
 
 
@@ -90,10 +95,16 @@ def refused_fields(model: MarsModel, params: SamplingParams, strategy: Strategy)
         if each.name in strategy.refuses
         and getattr(params, each.name) != getattr(_DEFAULT, each.name)
     ]
-    beyond = isinstance(params.block, int) and params.block > trained_block(model)
-    if beyond and strategy.reads_masks and model.record is not None:
+    if not _takes_block(model, params.block, strategy):
         refused.append("block")
     return refused
+
+
+def _takes_block(model: MarsModel, block: int | str | None, strategy: Strategy) -> bool:
+    if isinstance(block, str):  # "full"
+        return strategy.takes_full_block
+    beyond = block is not None and block > trained_block(model)
+    return not (beyond and strategy.reads_masks and model.record is not None)
 
 
 _DEFAULT = SamplingParams()

@@ -23,6 +23,7 @@ from marslm.engine.memory import length_within
 from marslm.engine.plan import Plan, add_windows
 from marslm.engine.scheduler import Scheduler
 from marslm.engine.speed import SpeedKnob
+from marslm.engine.strategies import Strategies
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
 from marslm.runtime.constraint import Grammars
@@ -35,7 +36,6 @@ from marslm.runtime.runner import Runner
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.stopping import FinishReason, Transcript
 from marslm.strategies.base import DraftSide, EngineFacts, Outcome, StepSettings, Strategy
-from marslm.strategies.registry import create_strategy
 
 _DEFAULT_LENGTH = 4096
 
@@ -84,11 +84,11 @@ class Engine:
         costs: what steps cost, by which windows are chosen; by default as measured here. draft: the
         second model of the strategies that need one.
         """
-        for name, value in (("slots", slots), ("token_budget", token_budget)):
-            if value < 1:
+        limits = {"slots": slots, "token_budget": token_budget, "max_length": max_length}
+        for name, value in limits.items():
+            if value is not None and value < 1:
                 raise InputError(f"{name} is {value}: give at least 1")
         self.model = model
-        self.speed = SpeedKnob()
         self.slots = slots
         self.max_length = min(max_length or _DEFAULT_LENGTH, model.context_length)
         if cache_bytes is not None:
@@ -98,7 +98,8 @@ class Engine:
         self.runner = Runner(decoder, self._cache, model.mask_token_id)
         self._scheduler = Scheduler(self._cache, token_budget)
         self.facts = EngineFacts(model, slots, self.max_length, pack, costs or StepCosts(), draft)
-        self._strategies: dict[str, Strategy] = {}
+        self._strategies = Strategies(self.facts)
+        self.speed = SpeedKnob(check=self._strategies.check)
         self._grammars = Grammars(model)
         self._numbers = count()
 
@@ -265,8 +266,6 @@ class Engine:
 
     def strategy(self, name: str) -> Strategy:
         """Return this engine's strategy of that name, built when it is first asked for."""
-        if name not in self._strategies:
-            self._strategies[name] = create_strategy(name, self.facts)
         return self._strategies[name]
 
 

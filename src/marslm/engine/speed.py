@@ -6,7 +6,8 @@ it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass
 
 from marslm.core.accept import check_tau
 from marslm.errors import InputError
@@ -17,12 +18,18 @@ from marslm.strategies.registry import check_strategy
 class SpeedKnob:
     """Defaults that may change while requests run; assignments are checked.
 
-    block: the largest B of strategies that read masks; None is the trained one.
+    block: the largest B of strategies that read masks; None is the trained one. check: raises
+    InputError for a strategy that cannot be turned to.
     """
 
     strategy: str = "lossless"
     tau: float = 0.9
     block: int | None = None
+    check: InitVar[Callable[[str], None]] = check_strategy
+
+    def __post_init__(self, check: Callable[[str], None]) -> None:
+        """Ask `check` from now on; the defaults of an engine are not built before they are used."""
+        self._check = check
 
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse an unknown strategy and a tau or block that cannot be; the old value stays."""
@@ -33,5 +40,5 @@ class SpeedKnob:
         if name == "block" and not (value is None or (isinstance(value, int) and value >= 1)):
             raise InputError(f"block is {value!r}: give at least 1, or None for the trained one")
         if name == "strategy":
-            check_strategy(str(value))
+            getattr(self, "_check", check_strategy)(str(value))
         super().__setattr__(name, value)
