@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence as ListOf
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,11 +14,12 @@ from marslm.engine.admission import DEFAULT_BLOCK, trained_block
 from marslm.engine.engine import Engine
 from marslm.errors import InputError
 from marslm.models.loading import MarsModel
+from marslm.models.record import MarsRecord, marks_of
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
 from marslm.runtime.window import Window
 from marslm.runtime.work import Work
-from marslm.strategies.base import EngineFacts, Outcome, StepSettings, Strategy
+from marslm.strategies.base import DraftSide, EngineFacts, Outcome, StepSettings, Strategy
 from marslm.strategies.registry import register_strategy
 
 
@@ -227,11 +229,13 @@ def test_an_unknown_strategy_is_refused_when_a_request_is_added(small: MarsModel
     assert not engine.busy
 
 
-@pytest.mark.parametrize("options", [{"slots": 0}, {"token_budget": 0}])
+@pytest.mark.parametrize(
+    "options", [{"slots": 0}, {"token_budget": 0}, {"max_length": 0}, {"max_length": -5}]
+)
 def test_an_engine_that_could_never_answer_is_refused(
     small: MarsModel, options: dict[str, int]
 ) -> None:
-    """Without a slot or a token a step, requests would wait forever."""
+    """Without a slot, a token a step or room for one, requests would wait forever."""
     [name] = options
     with pytest.raises(InputError, match=name):
         Engine(small, pack=False, **options)
@@ -378,12 +382,39 @@ def test_a_block_beyond_the_trained_one_is_refused(fitted_draft: MarsModel, stra
     engine.add([5, 6], SamplingParams(strategy="jacobi", block=9))  # no mask is read
 
 
-def test_a_request_whose_block_the_new_strategy_cannot_take_goes_on_as_ar(
-    fitted_draft: MarsModel,
+def trained(model: MarsModel, **form: str) -> MarsModel:
+    """Return the model with a record that says B = 4."""
+    marks = marks_of(model.network, model.tokenizer)
+    return replace(model, record=MarsRecord("full", model.mask_token_id, 4, marks, **form))
+
+
+def test_a_judge_that_reads_its_own_masks_takes_no_block_beyond_the_trained_one(
+    small: MarsModel,
 ) -> None:
-    engine = Engine(fitted_draft, slots=1, pack=False)
+    model = trained(small)
+    engine = Engine(model, slots=1, pack=False, draft=DraftSide(model))
+    engine.add([5, 6], SamplingParams(strategy="draft_model-mars", block=4))
+    with pytest.raises(InputError, match=r"block 5 is beyond the 4 that .* was trained for"):
+        engine.add([5, 6], SamplingParams(strategy="draft_model-mars", block=5))
+    engine.add([5, 6], SamplingParams(strategy="draft_model", block=9))  # no mask is read
+
+
+def test_where_masks_predict_their_own_place_mars_refuses_logprobs(small: MarsModel) -> None:
+    """Token i is then drawn from row i + 1, and what would be listed is row i's."""
+    params = SamplingParams(strategy="mars", logprobs=1)
+    Engine(trained(small), slots=1, pack=False).add([5, 6], params)
+    with pytest.raises(InputError, match="strategy mars cannot honour logprobs"):
+        Engine(trained(small, alignment="own"), slots=1, pack=False).add([5, 6], params)
+
+
+@pytest.mark.parametrize("block", [9, "full"])
+def test_a_request_whose_block_the_new_strategy_cannot_take_goes_on_as_ar(
+    small: MarsModel, block: int | str
+) -> None:
+    engine = Engine(trained(small), slots=1, pack=False)
     engine.speed.strategy, engine.speed.tau = "jacobi", 1e-9
-    sequence = engine.add([5, 6], SamplingParams(block=9, max_new_tokens=12, ignore_eos=True))
+    params = SamplingParams(block=block, max_new_tokens=12, ignore_eos=True)
+    sequence = engine.add([5, 6], params)
     engine.speed.strategy = "mars"
     for _ in engine.run():
         pass

@@ -137,6 +137,7 @@ class DraftModelMars(DraftModel):
 
     name = "draft_model-mars"
     exact = False
+    reads_masks = True
 
     def __init__(self, facts: EngineFacts) -> None:
         """Remember which token is [MASK] to the judging model."""

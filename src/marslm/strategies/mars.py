@@ -30,6 +30,8 @@ class Mars(Strategy):
         """Remember which token is [MASK], and the form of a block that the model was trained in."""
         self._mask_token_id = facts.model.mask_token_id
         self._form = facts.model.record.form if facts.model.record else MARS
+        if self._form.alignment == "own":  # token i is drawn from row i + 1
+            self.refuses = frozenset({"logprobs"})
 
     def propose(
         self, sequences: ListOf[Sequence], settings: ListOf[StepSettings]
