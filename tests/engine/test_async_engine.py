@@ -139,6 +139,17 @@ def test_the_queue_is_bounded_and_all_or_none(engine: AsyncEngine) -> None:
     asyncio.run(run())
 
 
+def test_what_never_finds_room_is_not_told_to_try_again(engine: AsyncEngine) -> None:
+    async def run() -> None:
+        with pytest.raises(
+            InputError, match="6 answers are asked for at once, and there is room for 5"
+        ):
+            await engine.submit([(PROMPTS[0], PARAMS)] * 6)
+        await read(await engine.submit([(PROMPTS[0], PARAMS)] * 5))
+
+    asyncio.run(run())
+
+
 def test_a_bad_request_takes_the_good_ones_beside_it_with_it(engine: AsyncEngine) -> None:
     async def run() -> None:
         with pytest.raises(InputError, match="is empty"):

@@ -59,6 +59,15 @@ def test_a_full_queue_says_when_to_come_back(serve: Serve, monkeypatch: pytest.M
     assert 'marslm:http_responses_total{model_name="letters",status="429"} 1.0' in metrics
 
 
+def test_more_answers_than_there_is_ever_room_for(serve: Serve) -> None:
+    body = {"model": NAME, "prompt": ["ab", "cd"], "n": 2, "max_tokens": 1}
+    with serve(slots=1, max_waiting=2) as server:
+        refused = server.post("/v1/completions", body)
+        assert server.post("/v1/completions", {**body, "prompt": "ab"}).status_code == 200
+    assert refused.status_code == 400
+    assert "room for 3: ask for fewer" in refused.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_slot_within_a_step(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, stream: bool

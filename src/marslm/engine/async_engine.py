@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from marslm.engine.engine import Engine, StepEvent
+from marslm.errors import InputError
 from marslm.runtime.logprobs import TokenLogprobs
 from marslm.runtime.params import SamplingParams
 from marslm.runtime.sequence import Sequence
@@ -142,8 +143,8 @@ class AsyncEngine:
     async def submit(self, requests: ListOf[Request]) -> AnswerStream:
         """Queue prompts of token ids, all or none, and return the stream of their answers.
 
-        Raises InputError for one that cannot be answered, QueueFullError when too many wait and
-        EngineStoppedError once the thread has ended.
+        Raises InputError for one that cannot be answered and for more than there is ever room for,
+        QueueFullError when too many wait and EngineStoppedError once the thread has ended.
         """
         self._reserve(len(requests))
         loop, now = asyncio.get_running_loop(), time.perf_counter()
@@ -207,8 +208,14 @@ class AsyncEngine:
                     command()
 
     def _reserve(self, requests: int) -> None:
+        most = self.engine.slots + self.max_waiting
+        if requests > most:
+            raise InputError(
+                f"{requests} answers are asked for at once, and there is room for {most}: ask for "
+                "fewer, or in several requests"
+            )
         with self._count_lock:
-            if self._count + requests > self.engine.slots + self.max_waiting:
+            if self._count + requests > most:
                 raise QueueFullError(f"{self._count} requests wait or run already")
             self._count += requests
 
