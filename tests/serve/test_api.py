@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -298,6 +299,15 @@ def test_an_answer_by_a_schema(server: Running) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     answer = server.post("/v1/chat/completions", chat(response_format=form)).json()
     assert json.loads(answer["choices"][0]["message"]["content"]) in ("abc", "bcd")
+
+
+def test_a_schema_where_the_extra_is_missing(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    response = server.post("/v1/chat/completions", chat(response_format={"type": "json_object"}))
+    assert response.status_code == 400
+    assert "pip install 'marslm[constrained]'" in response.json()["error"]["message"]
 
 
 def test_a_bias_bans_a_token(server: Running, fitted_model: MarsModel, offline: Answer) -> None:

@@ -44,7 +44,6 @@ _EXTRAS = {
     "opentelemetry": "serve",
     "opentelemetry.sdk": "otel",
     "opentelemetry.exporter": "otel",
-    "llguidance": "constrained",
     "vllm": "vllm",
     "lm_eval": "eval",
     "nltk": "eval",

@@ -78,12 +78,20 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
 
     def constraint_for(self, params: SamplingParams) -> Constraint | None:
-        """Return a new constraint, None if the request has none; InputError for a bad grammar."""
+        """Return a new constraint, None if the request has none.
+
+        Raises InputError for a bad grammar, and for any without the extra `constrained`.
+        """
         if params.regex is None and params.json_schema is None:
             return None
-        from llguidance import LLMatcher  # noqa: PLC0415 - an extra
-        from llguidance.hf import from_tokenizer  # noqa: PLC0415
-
+        try:
+            from llguidance import LLMatcher  # noqa: PLC0415
+            from llguidance.hf import from_tokenizer  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise InputError(
+                "llguidance is not installed, so answers cannot follow a grammar; run "
+                "pip install 'marslm[constrained]'"
+            ) from error
         ends, tokenizer = self._model.end_token_ids, self._model.tokenizer
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise InputError(
