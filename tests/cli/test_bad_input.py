@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from socket import create_server
 from typing import Any
 
 import pytest
@@ -78,6 +79,14 @@ def test_bench_refuses_options(
 )
 def test_chat_refuses_options(cli: Cli, model_folder: Path, options: list[str], said: str) -> None:
     refused(cli("chat", "-m", model_folder, *options), said)
+
+
+def test_serve_says_what_is_wrong_before_it_loads_a_model(cli: Cli) -> None:
+    with create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused(cli("serve", "-m", "nobody/nothing", "--port", port), f"on 127.0.0.1 port {port} (")
+    loud = cli("serve", "-m", "nobody/nothing", "--port", 0, "--log-level", "loud")
+    refused(loud, "unknown log level 'loud': choose from debug, info, warning, error")
 
 
 @pytest.mark.parametrize("command", [["generate", "Hi"], ["info"], ["chat"]])

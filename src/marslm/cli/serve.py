@@ -114,22 +114,24 @@ def serve(
     from marslm.serve.server import make_server, open_socket
 
     config = _config(name or model, network, load)
-    log_to_stderr(log_level)
-    loaded = loading.load(model, adapter=options.find_adapter(model, adapter), quantize=quantize)
-    options.warn_if_untrained(loaded, strategy)
-    engine = Engine(
-        loaded,
-        slots=load.slots,
-        max_length=load.max_length,
-        cache_bytes=None if load.cache_mb is None else load.cache_mb * 1_000_000,
-    )
-    engine.speed.strategy, engine.speed.tau = strategy, tau
-    traces = None
-    if otlp_endpoint is not None:
-        from marslm.serve.otlp import provider_to
-
-        traces = provider_to(otlp_endpoint)
+    # First, since the model may take minutes: whoever needs another port hears of it at once.
     with open_socket(network.host, network.port) as socket:
+        log_to_stderr(log_level)
+        adapter = options.find_adapter(model, adapter)
+        loaded = loading.load(model, adapter=adapter, quantize=quantize)
+        options.warn_if_untrained(loaded, strategy)
+        engine = Engine(
+            loaded,
+            slots=load.slots,
+            max_length=load.max_length,
+            cache_bytes=None if load.cache_mb is None else load.cache_mb * 1_000_000,
+        )
+        engine.speed.strategy, engine.speed.tau = strategy, tau
+        traces = None
+        if otlp_endpoint is not None:
+            from marslm.serve.otlp import provider_to
+
+            traces = provider_to(otlp_endpoint)
         app = create_app(AsyncEngine(engine, max_waiting=load.max_waiting), config, traces)
         _announce(config, *socket.getsockname()[:2])
         make_server(app, drain=load.drain).run(sockets=[socket])

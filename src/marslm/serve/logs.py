@@ -17,7 +17,11 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from marslm.errors import InputError
+
 request_id: contextvars.ContextVar[str | None] = contextvars.ContextVar("request_id", default=None)
+
+LEVELS = ("debug", "info", "warning", "error")
 
 _HEADER = "x-request-id"
 _ACCEPTABLE = re.compile(r"[\w.:-]{1,128}")
@@ -45,7 +49,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: str) -> None:
-    """Send this program's and uvicorn's logs to standard error, as JSON lines."""
+    """Send this program's and uvicorn's logs to standard error, as JSON lines.
+
+    Raises InputError for a level that is not one of `LEVELS`.
+    """
+    if level not in LEVELS:
+        raise InputError(f"unknown log level {level!r}: choose from {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     for name in ("marslm", "uvicorn"):
