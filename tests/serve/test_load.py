@@ -231,6 +231,24 @@ def test_ids_logs_metrics_and_spans_of_a_request(
     assert span.attributes["gen_ai.response.id"] == "abc-1"
 
 
+def test_a_fault_that_nobody_expected_is_counted_and_has_an_id(
+    serve: Serve, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def faulty(messages: Any) -> list[int]:
+        raise ArithmeticError("a fault")
+
+    with serve() as server, server.http as http:
+        monkeypatch.setattr(server.service.encoder, "chat", faulty)
+        response = http.post("/v1/chat/completions", json=chat(), headers={"x-request-id": "abc-2"})
+        metrics = http.get("/metrics").text
+    assert response.status_code == 500
+    assert response.headers["x-request-id"] == "abc-2"
+    assert response.json()["error"]["type"] == "server_error"
+    assert "a fault" not in response.text
+    assert 'marslm:http_responses_total{model_name="letters",status="500"} 1.0' in metrics
+    assert any(r.exc_info for r in caplog.records if r.message == "request failed")
+
+
 def stop_in_the_middle(drain: int, **request: Any) -> tuple[list[str], list[dict[str, Any]]]:
     """Run the command itself and stop it during a stream; return the stream's rest and the log."""
     command = [sys.executable, "-c", "from marslm.cli.app import main; main()", "serve"]

@@ -63,6 +63,7 @@ def create_app(
             allow_methods=["*"],
             allow_headers=["*"],
         )
+    app.add_middleware(errors.Failures)
     app.add_middleware(CountResponses, metrics=service.metrics)
     app.add_middleware(RequestIds)
     return app

@@ -1,10 +1,13 @@
 """Errors as the OpenAI API shapes them, for every status and whoever raised it.
 
+`install` shapes what routes raise on purpose, `Failures` what nobody expected.
+
 Knows nothing about routes.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from http import HTTPStatus
 from typing import Any
@@ -13,9 +16,12 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from marslm.errors import InputError
 from marslm.serve.schemas import ErrorBody
+
+logger = logging.getLogger("marslm.serve.request")
 
 _UNION_ARM = re.compile(r"(str|int|float|bool|list\[.*|constrained-.*|function-.*)$")
 
@@ -79,8 +85,40 @@ def of_failure() -> ApiError:
     return ApiError(500, "the request failed inside the server; its log says why")
 
 
+class Failures:
+    """Answers with the 500 for whatever else a request raises, and logs it.
+
+    A handler of all exceptions would do so too, but outside of all middleware, where a response is
+    not counted and gets no id.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Wrap an app."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noted)
+        except Exception as error:
+            if started:
+                raise  # too late for another answer: the server cuts the connection and logs why
+            logger.error("request failed", exc_info=error)
+            await of_failure().response(scope, receive, send)
+
+
 def install(app: FastAPI) -> None:
-    """Shape all of an app's errors."""
+    """Shape the errors that an app's routes raise."""
 
     @app.exception_handler(ApiError)
     async def _(request: Request, error: ApiError) -> JSONResponse:
@@ -99,10 +137,6 @@ def install(app: FastAPI) -> None:
         place = f": {request.method} {request.url.path}" if error.status_code in (404, 405) else ""
         shaped = ApiError(error.status_code, error.detail + place)
         return JSONResponse(shaped.body, error.status_code, error.headers)
-
-    @app.exception_handler(Exception)
-    async def _(request: Request, error: Exception) -> JSONResponse:
-        return of_failure().response  # uvicorn logs the error
 
 
 def _of_validation(error: RequestValidationError) -> ApiError:
