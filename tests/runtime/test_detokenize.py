@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from marslm.models.tiny import build_tokenizer
-from marslm.runtime.detokenize import Detokenizer
+from marslm.runtime.detokenize import Detokenizer, token_bytes
 
 TOKENIZER = build_tokenizer()
 
@@ -133,3 +133,18 @@ def test_broken_bytes_after_a_whole_character_do_not_take_it_back() -> None:
     assert "".join(detokenizer.add([token]) for token in run) == "日"
     assert detokenizer.finish() == 3 * "\N{REPLACEMENT CHARACTER}"
     assert SENTENCES.decode(run) == 4 * "\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, MERGING], ids=["bytes", "merged"])
+@given(text=texts)
+def test_the_bytes_of_tokens_are_those_of_the_text(
+    tokenizer: PreTrainedTokenizerFast, text: str
+) -> None:
+    tokens = tokenizer.encode(text)
+    assert b"".join(token_bytes(tokenizer, token) for token in tokens) == text.encode()
+
+
+def test_the_bytes_of_a_byte_fallback() -> None:
+    parts = [SENTENCES.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "日é".encode()]
+    assert b"".join(token_bytes(SENTENCES, token) for token in parts) == "日é".encode()
+    assert token_bytes(SENTENCES, SENTENCES.convert_tokens_to_ids("本")) == "本".encode()

@@ -6,11 +6,43 @@ out only when it can no longer change. Knows nothing about requests or why a tex
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+_FALLBACK = re.compile("<0x([0-9A-F]{2})>")
+"""How a byte-fallback vocabulary names a byte."""
+
+
+def _byte_symbols() -> dict[str, int]:
+    """Return the byte that each symbol of a byte-level vocabulary stands for.
+
+    Bytes that are printable in Latin-1 stand for themselves, and the others, in order, are the
+    characters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    shown = {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | shown
+
+
+_BYTES = _byte_symbols()
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase, token: int) -> bytes:
+    """Return a token's bytes: its text's in UTF-8, or its own where it is part of a character."""
+    text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
+    if _INCOMPLETE not in text:
+        return text.encode()
+    symbols = str(tokenizer.convert_ids_to_tokens(token))
+    if found := _FALLBACK.fullmatch(symbols):
+        return bytes.fromhex(found[1])
+    if all(symbol in _BYTES for symbol in symbols):
+        return bytes(_BYTES[symbol] for symbol in symbols)
+    return text.encode()
 
 
 class Detokenizer:

@@ -5,7 +5,6 @@ Knows nothing about streaming, which `respond` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -13,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from marslm.engine.async_engine import Piece
 from marslm.serve import errors
 from marslm.serve.answers import Answers
-from marslm.serve.logprobs import chat_logprobs
+from marslm.serve.logprobs import Speller, chat_logprobs
 from marslm.serve.respond import respond
 from marslm.serve.sampling import sampling_params
 from marslm.serve.schemas import ChatRequest
@@ -27,14 +26,14 @@ class ChatShape:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, text: Callable[[int], str] | None) -> None:
-        """`text`: writes a token, if log-probabilities are wanted."""
-        self._text = text
+    def __init__(self, speller: Speller | None) -> None:
+        """`speller`: of tokens, if log-probabilities are wanted."""
+        self._speller = speller
 
     def _logprobs(self, *pieces: Piece) -> dict[str, Any] | None:
-        if self._text is None:
+        if self._speller is None:
             return None
-        return chat_logprobs([each for piece in pieces for each in piece.logprobs], self._text)
+        return chat_logprobs([each for piece in pieces for each in piece.logprobs], self._speller)
 
     def openings(self, answers: int) -> list[dict[str, Any]]:
         """Name the role of each answer."""
@@ -69,6 +68,6 @@ def router(service: Service) -> APIRouter:
         params = sampling_params(body)
         prompt = await service.encoder.chat(body.messages)
         answers = await Answers.ask(service, [(prompt, each) for each in params], len(prompt))
-        return await respond(request, body, ChatShape(service.encoder.writer(params[0])), answers)
+        return await respond(request, body, ChatShape(service.encoder.speller(params[0])), answers)
 
     return routes

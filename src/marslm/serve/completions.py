@@ -5,7 +5,6 @@ Knows nothing about streaming, which `respond` does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
@@ -13,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from marslm.engine.async_engine import Piece
 from marslm.serve import errors
 from marslm.serve.answers import Answers
-from marslm.serve.logprobs import completion_logprobs
+from marslm.serve.logprobs import Speller, completion_logprobs
 from marslm.serve.respond import respond
 from marslm.serve.sampling import sampling_params
 from marslm.serve.schemas import CompletionRequest
@@ -27,15 +26,15 @@ class CompletionShape:
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, text: Callable[[int], str] | None) -> None:
-        """`text`: writes a token, if log-probabilities are wanted."""
-        self._text = text
+    def __init__(self, speller: Speller | None) -> None:
+        """`speller`: of tokens, if log-probabilities are wanted."""
+        self._speller = speller
 
     def _logprobs(self, *pieces: Piece) -> dict[str, Any] | None:
-        if self._text is None:
+        if self._speller is None:
             return None
         return completion_logprobs(
-            [each for piece in pieces for each in piece.logprobs], self._text
+            [each for piece in pieces for each in piece.logprobs], self._speller
         )
 
     def openings(self, answers: int) -> list[dict[str, Any]]:
@@ -68,7 +67,7 @@ def router(service: Service) -> APIRouter:
         requests = [(prompt, each) for prompt in prompts for each in params]
         answers = await Answers.ask(service, requests, sum(map(len, prompts)))
         return await respond(
-            request, body, CompletionShape(service.encoder.writer(params[0])), answers
+            request, body, CompletionShape(service.encoder.speller(params[0])), answers
         )
 
     return routes

@@ -16,8 +16,10 @@ from marslm.data.dialogues import Message
 from marslm.data.encode import encode_prompt
 from marslm.engine.engine import Engine
 from marslm.errors import InputError
+from marslm.runtime.detokenize import token_bytes
 from marslm.runtime.params import SamplingParams
 from marslm.serve.errors import ApiError
+from marslm.serve.logprobs import Speller
 from marslm.serve.schemas import ChatMessage
 
 T = TypeVar("T")
@@ -54,11 +56,14 @@ class PromptEncoder:
         """Return ids as they are, checked."""
         return self._checked(ids, "prompt")
 
-    def writer(self, params: SamplingParams) -> Callable[[int], str] | None:
-        """Return what writes one token as text, None unless log-probabilities are wanted."""
+    def speller(self, params: SamplingParams) -> Speller | None:
+        """Return what spells one token, None unless log-probabilities are wanted."""
         if params.logprobs is None:
             return None
-        return lambda token: str(self._tokenizer.decode([token]))
+        return Speller(
+            lambda token: str(self._tokenizer.decode([token])),
+            lambda token: token_bytes(self._tokenizer, token),
+        )
 
     def _checked(self, ids: list[int], param: str) -> list[int]:
         try:
