@@ -294,6 +294,17 @@ def test_logprobs_of_chats_and_completions(server: Running, offline: Answer) -> 
     assert [len(top) for top in columns["logprobs"]["top_logprobs"]] == [2] * 16
 
 
+def test_offsets_of_a_streamed_completion_are_those_of_the_whole(server: Running) -> None:
+    body = {"model": NAME, "prompt": ["abcd", "efgh"], "logprobs": 0, "temperature": 0}
+    whole = server.post("/v1/completions", body).json()["choices"]
+    streamed: list[list[int]] = [[], []]
+    for event in events_of(server.post("/v1/completions", {**body, "stream": True})):
+        choice = event["choices"][0]
+        streamed[choice["index"]] += choice["logprobs"]["text_offset"]
+    assert streamed == [choice["logprobs"]["text_offset"] for choice in whole]
+    assert streamed == [list(range(len(each))) for each in streamed]  # tokens are letters here
+
+
 def test_an_answer_by_a_schema(server: Running) -> None:
     schema = {"enum": ["abc", "bcd"]}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

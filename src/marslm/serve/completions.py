@@ -5,6 +5,7 @@ Knows nothing about streaming, which `respond` does.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
@@ -12,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 from marslm.engine.async_engine import Piece
 from marslm.serve import errors
 from marslm.serve.answers import Answers
-from marslm.serve.logprobs import Speller, completion_logprobs
+from marslm.serve.logprobs import Offsets, Speller, completion_logprobs
 from marslm.serve.respond import respond
 from marslm.serve.sampling import sampling_params
 from marslm.serve.schemas import CompletionRequest
@@ -29,13 +30,13 @@ class CompletionShape:
     def __init__(self, speller: Speller | None) -> None:
         """`speller`: of tokens, if log-probabilities are wanted."""
         self._speller = speller
+        self._offsets: defaultdict[int, Offsets] = defaultdict(Offsets)
 
-    def _logprobs(self, *pieces: Piece) -> dict[str, Any] | None:
+    def _logprobs(self, index: int, *pieces: Piece) -> dict[str, Any] | None:
         if self._speller is None:
             return None
-        return completion_logprobs(
-            [each for piece in pieces for each in piece.logprobs], self._speller
-        )
+        found = [each for piece in pieces for each in piece.logprobs]
+        return completion_logprobs(found, self._speller, self._offsets[index])
 
     def openings(self, answers: int) -> list[dict[str, Any]]:
         """Return nothing: a text begins with its first piece."""
@@ -43,14 +44,15 @@ class CompletionShape:
 
     def part(self, piece: Piece) -> dict[str, Any]:
         """Return a piece of text."""
-        return {"index": piece.index, "text": piece.text, "logprobs": self._logprobs(piece)}
+        logprobs = self._logprobs(piece.index, piece)
+        return {"index": piece.index, "text": piece.text, "logprobs": logprobs}
 
     def whole(self, index: int, pieces: list[Piece]) -> dict[str, Any]:
         """Return the text."""
         return {
             "index": index,
             "text": "".join(piece.text for piece in pieces),
-            "logprobs": self._logprobs(*pieces),
+            "logprobs": self._logprobs(index, *pieces),
         }
 
 

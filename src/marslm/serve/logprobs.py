@@ -5,6 +5,7 @@ Knows nothing about where they come from.
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,18 +35,39 @@ def chat_logprobs(found: Sequence[TokenLogprobs], speller: Speller) -> dict[str,
     }
 
 
-def completion_logprobs(found: Sequence[TokenLogprobs], speller: Speller) -> dict[str, Any]:
-    """Return columns; where tokens are written alike, the likelier one is listed."""
-    tokens = [speller.text(each.token) for each in found]
-    starts = [sum(map(len, tokens[:index])) for index in range(len(tokens))]
+class Offsets:
+    """Where the tokens of one answer begin in its text, as they come."""
+
+    def __init__(self) -> None:
+        """Start at the text's first character."""
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._written = 0
+
+    def of(self, octets: bytes) -> int:
+        """Return the place, in characters, of the token that comes next and holds `octets`.
+
+        One that begins within a character has that character's place.
+        """
+        start = self._written
+        self._written += len(self._decoder.decode(octets))
+        return start
+
+
+def completion_logprobs(
+    found: Sequence[TokenLogprobs], speller: Speller, offsets: Offsets
+) -> dict[str, Any]:
+    """Return columns; where tokens are written alike, the likelier one is listed.
+
+    offsets: of the answer, as far as it was listed before.
+    """
     return {
-        "tokens": tokens,
+        "tokens": [speller.text(each.token) for each in found],
         "token_logprobs": [each.logprob for each in found],
         "top_logprobs": [
             {speller.text(token): logprob for token, logprob in reversed(each.top)}
             for each in found
         ],
-        "text_offset": starts,
+        "text_offset": [offsets.of(speller.octets(each.token)) for each in found],
     }
 
 
