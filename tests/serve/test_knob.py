@@ -128,13 +128,26 @@ def test_pace() -> None:
 
 
 def test_the_tau_dial() -> None:
-    knob = SpeedKnob()
+    knob = SpeedKnob(tau=1.0)
     dial = tau_dial(knob, 0.5, 1.0)
     assert list(dial.values) == [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]
     dial.set(dial.values[-1])
     assert knob.tau == 0.5
     with pytest.raises(InputError, match="lower bound first"):
         tau_dial(knob, 0.9, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("tau", "values"),
+    [(0.75, [0.75, 0.7, 0.65, 0.6, 0.55, 0.5]), (0.95, [0.8, 0.74, 0.68, 0.62, 0.56, 0.5])],
+)
+def test_the_tau_dial_starts_at_the_operators_own(tau: float, values: list[float]) -> None:
+    assert tau_dial(SpeedKnob(tau=tau), 0.5, 0.8).values == values
+
+
+@pytest.mark.parametrize("tau", [0.3, 0.5])
+def test_a_tau_below_the_range_is_left_there(tau: float) -> None:
+    assert tau_dial(SpeedKnob(tau=tau), 0.5, 0.8).values == [tau]
 
 
 def test_a_server_is_not_configured_with_a_range_that_its_policy_would_refuse() -> None:
@@ -198,3 +211,22 @@ def test_load_turns_the_knob_and_its_end_turns_it_back(
             wait_for(lambda: server.engine.speed.tau == 0.8)
             metrics = http.get("/metrics").text
     assert 'marslm:speed_moves_total{cause="policy",model_name="letters"}' in metrics
+
+
+def test_load_moves_tau_from_where_it_was_set_and_back_to_there(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marslm.serve.speed.INTERVAL", 0.01)
+    with serve(slots=1, target=parse_target("queue=1"), tau_range=(0.4, 0.95)) as server:
+        body = chat(max_tokens=200, ignore_eos=True, stream=True)
+        with server.http as http:
+            assert http.get("/v1/speed").json()["tau"] == 0.9  # the engine's own
+            http.put("/v1/speed", json={"strategy": "mars", "tau": 0.7})
+            streams = [http.stream("POST", "/v1/chat/completions", json=body) for _ in range(4)]
+            for stream in streams:
+                stream.__enter__()
+            wait_for(lambda: server.engine.speed.tau < 0.7)
+            for stream in streams:
+                stream.__exit__(None, None, None)
+            server.wait_until_idle()
+            wait_for(lambda: server.engine.speed.tau == 0.7)

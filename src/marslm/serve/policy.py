@@ -153,11 +153,16 @@ def check_tau_range(lowest: float, highest: float) -> None:
 
 
 def tau_dial(knob: SpeedKnob, lowest: float, highest: float, levels: int = 6) -> Dial:
-    """Return a dial over tau from `highest` down to `lowest`, as `check_tau_range` wants them."""
+    """Return a dial from the knob's own tau, at most `highest`, down to `lowest`.
+
+    A tau that is no higher than `lowest` is its only value. InputError as in `check_tau_range`.
+    """
     check_tau_range(lowest, highest)
-    step = (highest - lowest) / (levels - 1)
+    own = min(knob.tau, highest)
+    step = (own - lowest) / (levels - 1)
+    faster = [round(own - step * i, 4) for i in range(1, levels)] if own > lowest else []
 
     def set_tau(value: float) -> None:
         knob.tau = value
 
-    return Dial("tau", [round(highest - step * i, 4) for i in range(levels)], set_tau)
+    return Dial("tau", [own, *faster], set_tau)

@@ -69,7 +69,8 @@ async def follow_load(service: Service, target: Target) -> None:
     """Look at the load for ever and move the knob when the policy says so.
 
     What is moved is tau while the knob's strategy is mars, and the window's B while it is one of
-    the exact ones that read masks. Turning the strategy puts the other one back.
+    the exact ones that read masks. Turning the strategy puts the other one back. A tau that anyone
+    else sets is the operator's own from then on, and load moves it from there.
     """
     engine, knob = service.engine.engine, service.knob
     by_tau = tau_dial(knob, *service.config.tau_range)
@@ -81,7 +82,14 @@ async def follow_load(service: Service, target: Target) -> None:
             for each in (by_tau, by_block):
                 each.set(each.values[0])
             dial, policy = wanted, LoadPolicy(target.limit, len(wanted.values))
+        tau = knob.tau
         await asyncio.sleep(INTERVAL)
+        if knob.tau != tau:
+            moved, by_tau = by_tau, tau_dial(knob, *service.config.tau_range)
+            by_tau.set(by_tau.values[0])
+            if dial is moved:
+                dial, policy = by_tau, LoadPolicy(target.limit, len(by_tau.values))
+            continue
         measured = _measure(service, target)
         if policy.observe(measured):
             value = dial.values[policy.level]
