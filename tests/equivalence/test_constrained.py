@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pytest
@@ -78,6 +79,18 @@ def test_answers_end_when_the_grammar_does(
     assert re.fullmatch("[abc]{7}", found.text)
     assert found.finish_reason == "stop"
     assert found.ids[-1] in fitted_model.end_token_ids
+
+
+@pytest.mark.parametrize("strategy", ["ar", "lossless-chain", "mars"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_ban_yields_where_the_grammar_admits_nothing_else(
+    fitted_model: MarsModel, fitted_draft: MarsModel, strategy: str, temperature: float
+) -> None:
+    ban = dict.fromkeys(TOKENIZER.encode("acf"), -math.inf)
+    settings = {"strategy": strategy, "temperature": temperature, "regex": "[ab]c[de][fg]"}
+    found = answer(fitted_model, fitted_draft, [1, 2], logit_bias=ban, **settings)
+    assert re.fullmatch("bc[de]g", found.text)
+    assert found.finish_reason == "stop"
 
 
 def test_a_constraint_goes_back_and_forth_between_answers(random_model: MarsModel) -> None:

@@ -34,7 +34,8 @@ class SamplingParams:
     repetition_penalty: divides positive logits of tokens in prompt or answer, multiplies negative.
     frequency_penalty, presence_penalty: taken off the logit of a token for each time, or once,
         that the answer has it.
-    logit_bias: token id -> what is added to its logit; -inf bans it.
+    logit_bias: token id -> what is added to its logit; -inf bans it, except where a grammar admits
+        banned tokens alone.
     seed: with the position in the text, it decides every draw, whatever else runs in the batch.
     logprobs: None, or how many of the likeliest tokens to list beside each token's own
         log-probability, under the model's own distribution.

@@ -19,6 +19,10 @@ from marslm.runtime.params import SamplingParams
 
 _FIRST_NUCLEUS = 64
 
+_YIELDING_BAN = -1e6
+"""A ban where the answer follows a grammar: no token that is merely unlikely comes near it, and if
+the grammar admits banned tokens alone, they still have an order."""
+
 
 class TextRule(Protocol):
     """A change of logits that depends on the text so far."""
@@ -99,11 +103,16 @@ class Constrained:
 
 
 def add_bias(scores: Tensor, params: SamplingParams) -> Tensor:
-    """Return scores [R, V] with `logit_bias` added; an excluded token stays excluded."""
+    """Return scores [R, V] with `logit_bias` added; an excluded token stays excluded.
+
+    A ban does not exclude but yields where a grammar admits nothing else.
+    """
     if not params.logit_bias:
         return scores
     tokens = torch.tensor(list(params.logit_bias), device=scores.device)
     values = torch.tensor(list(params.logit_bias.values()), dtype=scores.dtype)
+    if params.constrained:
+        values = values.clamp(min=_YIELDING_BAN)
     return scores.index_add(-1, tokens, values.to(scores.device).expand(len(scores), -1))
 
 
