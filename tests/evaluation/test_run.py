@@ -79,6 +79,11 @@ def test_a_folder_holds_one_evaluation(tmp_path: Path) -> None:
     run(short, tmp_path, ignore)
     with pytest.raises(InputError, match="holds results with seed 0, not 1: name another --output"):
         run(replace(short, seed=1), tmp_path, ignore)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["identity"]["processor"] = "Abacus"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="holds results with processor Abacus, not "):
+        run(short, tmp_path, ignore)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match=r"config.json is damaged: name another --output"):
         run(short, tmp_path, ignore)

@@ -37,7 +37,7 @@ from marslm.models.calibration import FILE_NAME as CALIBRATION_FILE
 from marslm.models.loading import MarsModel, load, load_tokenizer
 from marslm.models.quantize import Quantize
 from marslm.models.record import FILE_NAME as RECORD_FILE
-from marslm.report import Row
+from marslm.report import Row, describe_machine
 from marslm.runtime.params import SamplingParams
 
 _TRIAL = SamplingParams(max_new_tokens=1)
@@ -82,7 +82,11 @@ class Plan:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What the answers depend on, but the decoding mode."""
+        """What the answers depend on, but the decoding mode.
+
+        The processor is among it: another one rounds otherwise, and then greedy answers part.
+        """
+        machine = describe_machine()
         versions = {name: importlib.metadata.version(name) for name in _VERSIONS}
         return {
             "model": self.model,
@@ -92,6 +96,7 @@ class Plan:
             "suite": self.suite.name,
             "max_new_tokens": self.suite.max_new_tokens,
             "seed": self.seed,
+            "processor": machine["gpu"] or machine["processor"],
             "versions": {"marslm": __version__, **versions},
         }
 
