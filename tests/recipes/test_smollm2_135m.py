@@ -82,13 +82,17 @@ def test_from_prompts_to_a_card(tmp_path: Path) -> None:
     make(out, "written", "data", "-o", "self", "-o", "heldout")
     rows = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
     assert {row["source"].partition(".")[0] for row in rows} == {"self", "instructions", "code"}
-    adapter = f"ADAPTER={out}/mask-only-gpu"
+    masks = out / "mask-only-gpu"
+    adapter = f"ADAPTER={masks}"
     make(out, "mask-only-gpu", "calibrate", "evaluate", "card", adapter)
-    assert (out / "mask-only-gpu" / "calibration.json").exists()
-    card = (out / "mask-only-gpu" / "README.md").read_text()
+    assert (masks / "calibration.json").exists()
+    card = (masks / "README.md").read_text()
     assert f"{len(rows)} rows" in card
     assert " hours, 2 steps," in card
     assert "| lossless |" in card
+    make(out, "lora", f"START={masks}")
+    record = json.loads((out / "lora" / "mars.json").read_text())
+    assert record["training"]["continues"]["mode"] == "mask-only"
 
 
 @pytest.mark.recipes
