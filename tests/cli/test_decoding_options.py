@@ -105,6 +105,18 @@ def test_calibrate_needs_a_folder_to_write_to(cli: Cli, write_rows: Callable[...
     assert "name an --adapter" in result.err
 
 
+def test_calibrate_says_at_once_that_its_folder_is_read_only(
+    cli: Cli,
+    adapter_folder: Path,
+    write_rows: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("marslm.files.is_writable_place", lambda path: False)
+    result = cli("calibrate", "-m", "/nowhere", "-a", adapter_folder, "--data", write_rows())
+    assert result.code == 2
+    assert "cannot be written to: copy it" in result.err
+
+
 def test_brackets_in_a_tokens_name_are_shown(
     cli: Cli, model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ def test_the_digest_tells_contents_apart(tmp_path: Path) -> None:
         return write.digest
 
     assert digest("a", EXAMPLES) == digest("b", EXAMPLES) != digest("c", EXAMPLES[:2])
+    other_turns = [replace(each, supervised=(True,) * len(each.ids)) for each in EXAMPLES]
+    assert digest("d", other_turns) != digest("a", EXAMPLES)
 
 
 def test_half_a_store_is_none(tmp_path: Path) -> None:

@@ -349,6 +349,16 @@ def test_resuming_with_other_settings_is_refused(
         train(make_model(), examples, config_for("full", steps=2), tmp_path, resume=True)
 
 
+def test_resuming_with_other_turns_supervised_is_refused(
+    make_model: MakeModel, examples: list[Example], tmp_path: Path
+) -> None:
+    train(make_model(), examples, config_for("lora", steps=1), tmp_path)
+    more = [replace(each, supervised=(False, *[True] * (len(each.ids) - 1))) for each in examples]
+    assert more != examples
+    with pytest.raises(InputError, match="started with another data"):
+        train(make_model(), more, config_for("lora", steps=2), tmp_path, resume=True)
+
+
 def test_resuming_with_another_rank_is_refused(
     make_model: MakeModel, examples: list[Example], tmp_path: Path
 ) -> None:

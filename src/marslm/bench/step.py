@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 
 from marslm.engine.api import room_for
 from marslm.engine.engine import Engine
+from marslm.errors import InputError
 from marslm.models.loading import MarsModel
 from marslm.report import Row
 from marslm.runtime.params import SamplingParams
@@ -49,7 +50,11 @@ def profile(
 
     prompts: at least one, used in turn. Steps that read prompts are left out, and those after a
     request has ended.
+
+    Raises InputError for answers of one token: the step that reads a prompt writes it.
     """
+    if params.max_new_tokens < 2:
+        raise InputError(f"max_new_tokens is {params.max_new_tokens}: give at least 2")
     longest = max(map(len, prompts))
     engine = Engine(model, slots=batch, max_length=room_for(model, longest, params))
     requests = [engine.add(prompts[i % len(prompts)], params) for i in range(batch)]

@@ -65,9 +65,9 @@ def gpu(
 
     if not 0 <= acceptance <= 1:
         raise InputError(f"acceptance is {acceptance}: give a chance from 0 to 1")
-    for name, value in (("context", context), ("max-new-tokens", max_new_tokens)):
-        if value < 1:
-            raise InputError(f"{name} is {value}: give at least 1")
+    for name, value, least in (("context", context, 1), ("max-new-tokens", max_new_tokens, 2)):
+        if value < least:
+            raise InputError(f"{name} is {value}: give at least {least}")
     shapes = [name.strip() for name in models.split(",")]
     for shape in shapes:
         check_shape(shape)

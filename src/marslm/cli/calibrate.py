@@ -49,6 +49,8 @@ def calibrate(
     from marslm.data.dialogues import read_dialogues
     from marslm.engine.api import encode
     from marslm.errors import InputError
+    from marslm.files import is_writable_place
+    from marslm.models.calibration import FILE_NAME
     from marslm.models.loading import load
     from marslm.report import write_report
     from marslm.tuning.calibrate import calibrate as run
@@ -59,6 +61,8 @@ def calibrate(
     folder = Path(adapter or model).expanduser()
     if not folder.is_dir():
         raise InputError(f"there is no folder to write beside {model!r}: name an --adapter")
+    if not is_writable_place(folder / FILE_NAME):
+        raise InputError(f"{folder} cannot be written to: copy it, and name the copy as --adapter")
     loaded = load(model, adapter=adapter, quantize=quantize)
     chats = read_dialogues(data, rows=prompts, need_answers=False)
     with bar("calibrating", 2 * len(chats)) as done:

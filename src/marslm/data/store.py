@@ -79,9 +79,10 @@ def write_store(
         with (draft / _IDS).open("wb") as ids, (draft / _SUPERVISED).open("wb") as supervised:
             for example in examples:
                 tokens = np.array(example.ids, dtype=np.uint32).tobytes()
+                wanted = np.array(example.supervised, dtype=np.bool_).tobytes()
                 ids.write(tokens)
-                digest.update(tokens)
-                supervised.write(np.array(example.supervised, dtype=np.bool_).tobytes())
+                supervised.write(wanted)
+                digest.update(tokens + wanted)
                 end += len(example.ids)
                 ends.append(end)
                 targets.append(sum(example.supervised))

@@ -52,8 +52,8 @@ class TwoStreamData(Dataset[Item]):
         """A mark of the examples: the same data give the same one."""
         if isinstance(self._examples, TokenStore):
             return self._examples.digest
-        ids = [example.ids for example in self._examples]
-        return hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
+        contents = [(example.ids, example.supervised) for example in self._examples]
+        return hashlib.sha256(repr(contents).encode()).hexdigest()[:16]
 
     def __getitem__(self, visit: tuple[int, ...]) -> Item:
         """Return rows and targets of one sequence; see `streams.two_streams`."""
