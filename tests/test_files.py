@@ -130,8 +130,10 @@ def test_others_may_read_what_was_written(tmp_path: Path) -> None:
         files.write_text(tmp_path / "note.txt", "x")
         with files.new_folder(tmp_path / "run") as draft:
             files.write_text(draft / "inner.txt", "x")
+            (draft / "weights").touch(mode=0o600)  # as safetensors leaves them
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "note.txt").stat().st_mode) == 0o644
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o755
-    assert stat.S_IMODE((tmp_path / "run" / "inner.txt").stat().st_mode) == 0o644
+    for name in ("inner.txt", "weights"):
+        assert stat.S_IMODE((tmp_path / "run" / name).stat().st_mode) == 0o644

@@ -43,7 +43,8 @@ def new_folder(path: Path) -> Iterator[Path]:
     draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         yield draft
-        _open_up(draft)
+        for each in (draft, *draft.rglob("*")):
+            _open_up(each)
         if path.exists():
             # rename() cannot replace a folder that is not empty, so the old one steps aside first.
             old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
@@ -63,7 +64,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _open_up(path: Path) -> None:
-    """Give `path` the permissions an ordinary new file or folder has; tempfile makes it private."""
+    """Give `path` an ordinary new one's permissions; tempfile and safetensors make it private."""
     mask = os.umask(0)
     os.umask(mask)
     path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
