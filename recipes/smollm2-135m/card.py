@@ -82,7 +82,7 @@ def card(adapter: Path, data: Path) -> str:
         block=record["block_size"],
         dtype=_dtype(weights),
         megabytes=weights.stat().st_size / 1e6,
-        curve=_curve(steps),
+        curve=_curve(steps, 1 if record["mode"] == "mask-only" else 0),
         figures="\n\n".join(map(_figures, reports.values())),
     )
 
@@ -111,14 +111,18 @@ def _dtype(weights: Path) -> str:
     )
 
 
-def _curve(steps: list[dict[str, Any]]) -> str:
-    """Return accuracy by distance after an eighth, a quarter, a half and all of the tokens."""
+def _curve(steps: list[dict[str, Any]], nearest: int) -> str:
+    """Return accuracy by distance after an eighth, a quarter, a half and all of the tokens.
+
+    nearest: the least distance; one-token rows, at distance 0, are trained by some modes only.
+    """
     total = steps[-1]["tokens"]
-    lines = ["| clean tokens | right at distance 1, 2, 3, 4 |", "|---|---|"]
+    shown = ", ".join(map(str, range(nearest, len(steps[0]["accuracy"]))))
+    lines = [f"| clean tokens | right at distance {shown} |", "|---|---|"]
     for share in (1 / 8, 1 / 4, 1 / 2, 1):
         until = [row for row in steps if row["tokens"] <= share * total] or steps[:1]
         window = until[-max(1, len(steps) // 20) :]
-        distances = zip(*(row["accuracy"][1:] for row in window), strict=True)
+        distances = zip(*(row["accuracy"][nearest:] for row in window), strict=True)
         means = [_mean([value for value in values if value is not None]) for values in distances]
         lines.append(f"| {until[-1]['tokens']:,} | {' '.join(f'{m:.2f}' for m in means)} |")
     return "\n".join(lines)
