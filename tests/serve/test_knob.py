@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import httpx2
 import pytest
 
 from marslm.engine.speed import SpeedKnob
@@ -19,6 +22,16 @@ def runs_of(line: str) -> int | None:
         return None
     event = json.loads(line.removeprefix("data: "))
     return event["marslm"]["tokens"] if "marslm" in event else None
+
+
+@contextmanager
+def under_load(http: httpx2.Client) -> Iterator[None]:
+    """Have four long answers written, three of which wait in a server of one slot."""
+    body = chat(max_tokens=200, ignore_eos=True, stream=True)
+    with ExitStack() as streams:
+        for _ in range(4):
+            streams.enter_context(http.stream("POST", "/v1/chat/completions", json=body))
+        yield
 
 
 def test_the_knob_shows_and_turns(server: Running) -> None:
@@ -171,16 +184,11 @@ def test_in_lossless_mode_load_moves_the_window_and_the_answers_stay(
     with serve(slots=1, target=parse_target("queue=1")) as server:
         server.engine.speed.strategy = "lossless-chain"
         alone = server.post("/v1/chat/completions", chat(max_tokens=100)).json()
-        body = chat(max_tokens=200, ignore_eos=True, stream=True)
         with server.http as http:
-            streams = [http.stream("POST", "/v1/chat/completions", json=body) for _ in range(4)]
-            for stream in streams:
-                stream.__enter__()
-            wait_for(lambda: server.engine.speed.block == 1)
-            assert http.get("/v1/speed").json()["block"] == 1
-            loaded = http.post("/v1/chat/completions", json=chat(max_tokens=100)).json()
-            for stream in streams:
-                stream.__exit__(None, None, None)
+            with under_load(http):
+                wait_for(lambda: server.engine.speed.block == 1)
+                assert http.get("/v1/speed").json()["block"] == 1
+                loaded = http.post("/v1/chat/completions", json=chat(max_tokens=100)).json()
             server.wait_until_idle()
             wait_for(lambda: server.engine.speed.block == 4)
             server.engine.speed.block = 2
@@ -197,16 +205,11 @@ def test_load_turns_the_knob_and_its_end_turns_it_back(
     target = parse_target("queue=1")
     with serve(slots=1, target=target, tau_range=(0.4, 0.8)) as server:
         server.engine.speed.strategy = "mars"
-        body = chat(max_tokens=200, ignore_eos=True, stream=True)
         with server.http as http:
             speed = http.get("/v1/speed").json()
             assert speed == {"strategy": "mars", "tau": 0.8, "block": 4, "policy": "queue=1"}
-            streams = [http.stream("POST", "/v1/chat/completions", json=body) for _ in range(4)]
-            for stream in streams:
-                stream.__enter__()
-            wait_for(lambda: server.engine.speed.tau < 0.8)
-            for stream in streams:
-                stream.__exit__(None, None, None)
+            with under_load(http):
+                wait_for(lambda: server.engine.speed.tau < 0.8)
             server.wait_until_idle()
             wait_for(lambda: server.engine.speed.tau == 0.8)
             metrics = http.get("/metrics").text
@@ -217,16 +220,11 @@ def test_load_moves_tau_from_where_it_was_set_and_back_to_there(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("marslm.serve.speed.INTERVAL", 0.01)
-    with serve(slots=1, target=parse_target("queue=1"), tau_range=(0.4, 0.95)) as server:
-        body = chat(max_tokens=200, ignore_eos=True, stream=True)
-        with server.http as http:
-            assert http.get("/v1/speed").json()["tau"] == 0.9  # the engine's own
-            http.put("/v1/speed", json={"strategy": "mars", "tau": 0.7})
-            streams = [http.stream("POST", "/v1/chat/completions", json=body) for _ in range(4)]
-            for stream in streams:
-                stream.__enter__()
+    queue = parse_target("queue=1")
+    with serve(slots=1, target=queue, tau_range=(0.4, 0.95)) as server, server.http as http:
+        assert http.get("/v1/speed").json()["tau"] == 0.9  # the engine's own
+        http.put("/v1/speed", json={"strategy": "mars", "tau": 0.7})
+        with under_load(http):
             wait_for(lambda: server.engine.speed.tau < 0.7)
-            for stream in streams:
-                stream.__exit__(None, None, None)
-            server.wait_until_idle()
-            wait_for(lambda: server.engine.speed.tau == 0.7)
+        server.wait_until_idle()
+        wait_for(lambda: server.engine.speed.tau == 0.7)
